@@ -5,8 +5,8 @@
 //   dQ = dS · key,  dK = dSᵀ · query,  dV = (w ∘ dropout)ᵀ · dO,  and dS itself for the biases.
 //
 // For softmax, c = dO · output, so one pass over the keys suffices. If the dS of a row are summed, as for biases, this
-// would lose a digit, so a first pass computes c as a sum over the keys. An item is a segment of the rows of one unit.
-// No other item writes its part of dQ, and it adds to its own copy of dK and dV in a fixed order.
+// would lose a digit of precision, so a first pass computes c as a sum over the keys. An item is a segment of the rows
+// of one unit. No other item writes its part of dQ, and it adds to its own copy of dK and dV in a fixed order.
 #pragma once
 
 #include "forward.h"
@@ -321,7 +321,7 @@ struct Tiles {
   INLINE Statistic row(int v) const { return read_row(policy, a.tau, v); }
 
   // Adds the tile's Σ w and Σ w dP to `weights` and `products`. If `keep` is set, the weights replace the scores. If
-  // `kept` is set, they already have.
+  // `kept` is set, the scores have already been replaced.
   template <bool kept>
   void add_up(int64_t from, int n, bool keep, PerLane& weights, PerLane& products) const {
     for (int v = 0; v < b.lanes; v += W) {

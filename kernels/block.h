@@ -93,7 +93,7 @@ struct Block {
     if (!keeps || !backward) set_query();
   }
 
-  // The weights of the block, if `keeps`. The blocks of a unit are consecutive, each with [key][lane].
+  // The weights of the block, if `keeps`. The blocks of a unit are consecutive, each stored as [key][lane].
   float* kept_weights() const {
     return reinterpret_cast<float*>(p.kept_weights.data) + p.offset_of(p.kept_weights, unit) + first * p.keys;
   }

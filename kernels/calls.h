@@ -1,5 +1,5 @@
-// Cached calls. A call that has the same shapes, strides, score, mask and normalizer as an earlier one, and that
-// torch's state allows, runs here without executing Python code.
+// Cached calls. If a call has the same shapes, strides, score, mask and normalizer as an earlier one, and torch's state
+// allows it, the call runs here without executing Python code.
 //
 // Nothing here links against torch. Its state is read with torch's own Python functions, and shapes, strides and
 // addresses with the functions of DLPack's C exchange API, which torch publishes as Tensor.__dlpack_c_exchange_api__.
@@ -226,7 +226,7 @@ class Calls {
     return truth(checked(PyObject_GetAttr(tensor.ptr(), requires_grad_.ptr())));
   }
 
-  // Allocates a float32 tensor and writes its address. A method of query, because torch.empty follows default devices.
+  // Allocates a float32 tensor and writes its address. Calls query.new_empty: torch.empty uses the default device.
   nb::object empty(nb::handle query, const nb::object& shape, const nb::object& strides, char** data) const {
     PyObject* arguments[] = {query.ptr(), shape.ptr(), strides.ptr()};
     nb::object tensor = checked(PyObject_Vectorcall(new_empty_.ptr(), arguments, 3, nullptr));

@@ -69,7 +69,7 @@ struct Output {
   ptrdiff_t step;
   bool begun = false, written = false;
 
-  // in_place: compute the sums in the output itself, if its layout allows it. Their factors must be 1.
+  // in_place: compute the sums in the output itself, if its layout allows it. The factors must then be 1.
   explicit Output(const Block& b, bool in_place = false)
       : width(b.p.value_width), stride(padded(b.p.value_width)), step(ptrdiff_t(stride)) {
     const View& view = b.p.output;
@@ -488,8 +488,8 @@ struct Job {
 };
 
 // The problem of an item. bfloat16 and float16 keys and values that several blocks read are converted to float32 once,
-// unless they are multiplied as pairs (keys, and in the backward pass or as tiles values) or do not fit into the L2
-// cache.
+// unless they do not fit into the L2 cache or are multiplied as pairs (keys; with tiles or in the backward pass, values
+// too).
 class ItemProblem {
  public:
   ItemProblem(const Problem& p, int64_t unit, int64_t rows) : p_(p) {

@@ -22,7 +22,7 @@ namespace {
 constexpr int COLUMNS = 16, VECTORS = COLUMNS / W;   // columns and vectors per block of weights
 constexpr int ROWS = W * 3 / 4 > 3 ? W * 3 / 4 : 3;  // rows per tile: their sums fit into registers
 constexpr int FLOAT_ROWS = 5;                        // rows per float32 tile
-// minimum number of products that justifies a second thread: reading float32 weights takes longer
+// minimum number of products that justifies a second thread; lower for float32 weights, which take longer to read
 constexpr int64_t MIN_PRODUCTS = int64_t(1) << 21, MIN_FLOAT_PRODUCTS = int64_t(1) << 16;
 constexpr float TINY = 1e-30f;  // rows whose values are all below this are treated as zero
 typedef int16_t narrow __attribute__((vector_size(2 * W), aligned(2), may_alias));
@@ -60,7 +60,7 @@ INLINE void float_tile(const Linear& l, int64_t row, int64_t column) {
     }
 }
 
-// Computes columns [column, end) of R rows, as many at a time as give one vector of sums.
+// Computes columns [column, end) of R rows, so many at a time that their sums fill one vector.
 template <int R>
 INLINE void float_columns(const Linear& l, int64_t row, int64_t column, int64_t end) {
   constexpr int C = W / R > 1 ? W / R : 1;
@@ -76,7 +76,7 @@ INLINE void float_rows(const Linear& l, int64_t row, int64_t column, int64_t end
   float_columns<R>(l, row, column, end);
 }
 
-// Computes `count` rows, from `row` on, with rows in the lanes.
+// Computes `count` rows, starting at `row`, with one row per lane.
 void linear_by_lanes(const Linear& l, int64_t row, int count, int threads) {
   constexpr int64_t GROUP = 64;  // columns per item: their weights stay in the L2 cache
   struct Work {

@@ -81,7 +81,7 @@ struct Float {
 struct Pair {
   using lanes = uvec;
   INLINE static uvec broadcast(const float* x) {
-    uint32_t word;  // not a float, which would be changed if it is NaN
+    uint32_t word;  // not a float: copying could change the bits of a NaN
     memcpy(&word, x, 4);
     return uvec{} + word;
   }

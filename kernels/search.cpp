@@ -45,7 +45,7 @@ class ThreadChoice {
  private:
   static constexpr int SHORTEST = 32, LONGEST = 1024;
 
-  // Number of steps. All threads need a longer trial: they can be lucky for as long as a time slice of the system.
+  // Number of steps. A trial of all threads is longer, because they may by chance run undisturbed for one time slice.
   int trial() const { return all_ ? 2 : 12; }
 
   bool all_ = true;
@@ -237,7 +237,7 @@ class SearchGroup {
     stride_ = int64_t(stride);
   }
 
-  // Finds the best extensions of rows [first, last), which belong to one sentence. Of equal ones, the first wins.
+  // Finds the best extensions of rows [first, last), which belong to one sentence. Ties go to the first.
   void choose(size_t first, size_t last, int64_t k) {
     const Sentence& sentence = sentences_[size_t(rows_[first].sentence)];
     const size_t slots = size_t(sentence.slots);
@@ -314,13 +314,13 @@ class SearchGroup {
   std::vector<Sentence> sentences_;
   std::vector<int64_t> starts_;                                          // see `Extend`
   int64_t max_source_ = 0, stride_ = 0;                                  // stride: number of tokens per hypothesis
-  std::vector<std::unique_ptr<float[]>> keys_, cache_memory_, weights_;  // per layer, per token, per token
+  std::vector<std::unique_ptr<float[]>> keys_, cache_memory_, weights_;  // keys_: one per layer; others: per token
   std::vector<const float*> sources_;
   std::vector<float*> caches_;
   std::vector<int64_t> counts_;
 
   std::vector<Row> rows_;                                   // grouped by sentence
-  std::vector<int32_t> tokens_, cached_, sentence_of_row_;  // rows × stride, rows × stride, rows
+  std::vector<int32_t> tokens_, cached_, sentence_of_row_;  // sentence_of_row_: rows; others: rows × stride
   std::vector<float> x_, scratch_, logits_, values_;
   std::vector<int64_t> best_;
   std::vector<Extension> chosen_;

@@ -33,8 +33,8 @@ class TileScope {
   const bool used_;
 };
 
-// Multiplies 16 rows, or 32 if `tall`, by 16 columns, or 32 if `wide`. Step t reads the pairs 16 t … 16 t + 15 of A,
-// and those of B from 16 (t / parts). sums: 32 × 32.
+// Multiplies 16 rows, or 32 if `tall`, by 16 columns, or 32 if `wide`. Step t reads 16 pairs of A,
+// starting at 16 t, and 16 of B, starting at 16 (t / parts). sums: 32 × 32.
 template <bool tall, bool wide>
 void multiply_block(const Rows* a, const float* b, ptrdiff_t b_step, int steps, int parts, float* sums, Ahead* ahead) {
   tile_zero(0);

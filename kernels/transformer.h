@@ -32,7 +32,7 @@ INLINE vec lane_numbers() {
   return load(numbers);
 }
 
-// The dot products of a query with W keys, at `offset` of each address in `keys`, in the lanes.
+// The dot products of a query with W keys, one per lane. A key starts `offset` floats after its address in `keys`.
 INLINE vec scores_of(const float* query, int64_t width, const float* const* keys, int64_t offset) {
   vec sums[W] = {};
   int64_t j = 0;
@@ -95,7 +95,7 @@ INLINE void attend_row(const Stack& s, const float* query, float* out, int64_t n
   }
 }
 
-// The addresses of n keys, padded to whole vectors with the first. key(i): the address of key i.
+// The addresses of n keys, padded to whole vectors with the first address. key(i): the address of key i.
 template <class Key>
 INLINE const float** addresses_of(int64_t n, Key key) {
   const float** keys = arena.take<const float*>(padded(n));

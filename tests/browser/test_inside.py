@@ -1,4 +1,4 @@
-"""The section Inside: the picture of a model, its steps and its numbers."""
+"""The Inside section: the picture of a model, its steps and its numbers."""
 
 import re
 

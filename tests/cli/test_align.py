@@ -287,6 +287,18 @@ def test_tmx_and_moses(corpus, tmp_path, capsys):
     assert '<prop type="x-alignment">0-0 1-1 2-2 3-3</prop>' in (tmp_path / "aligned.tmx").read_text()
 
 
+def test_a_tmx_pipe_is_read_once(corpus, tmp_path):
+    memory, pipe, output = tmp_path / "memory.tmx", tmp_path / "pipe", tmp_path / "aligned.tmx"
+    pairs = list(read_pairs(*corpus))
+    write_pairs(memory, pairs, languages=("de", "en"))
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(memory.read_bytes()), daemon=True)
+    writer.start()
+    run("align", pipe, "--format", "tmx", "-o", output)
+    writer.join()
+    assert list(read_pairs(output)) == pairs
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -297,6 +309,8 @@ def test_tmx_and_moses(corpus, tmp_path, capsys):
         ("--aligner {a}", "is not an aligner. Pass a file written by regard align --save"),
         ("--aligner nowhere", "nowhere: No such file"),
         ("--save no/such/x", "--save 'no/such/x': the folder 'no/such' does not exist"),
+        ("--save links -o ./links", "--save and --output are the same file"),
+        ("-o {b}", "TARGET and --output are the same file"),
         ("--scores -o {a}.tmx", "is a TMX file; remove --json, --draw and --scores"),
         (["{a}", "{binary}"], "line 1: not UTF-8; byte 1 is 0x89"),
         (["{a}", "{short}"], "has 61 lines, but"),

@@ -83,7 +83,7 @@ def test_masks_and_positions(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "draw needs one of: a weights file, --model with a sentence, --mask, --positions"),
+        ([], "draw needs a weights file, --model with a sentence, --mask, or --positions"),
         (["--mask", "causal", "--positions", "t5"], "--mask and --positions are mutually exclusive"),
         (["x.safetensors"], "x.safetensors: No such file"),
         (["two words"], "The file 'two words' does not exist. For a sentence, add --model FOLDER."),

@@ -21,6 +21,8 @@ import typer
 
 from regard.cli import _WAIT_POLICIES, main
 from regard.cli.app import COMMANDS, add_command
+from regard.cli.shared import parse_languages
+from regard.errors import ArgumentError
 from regard.translation.model_folder import FORMAT
 from tests.cli.running import error_of, run
 
@@ -432,3 +434,20 @@ def test_circular_symlinks_are_one_line(tmp_path, monkeypatch, capsys):
     Path("a").write_text("1\n")
     for line in ("evaluate -m loop a a", "evaluate --translations loop a a", "curves loop"):
         assert error_of(capsys, *line.split())
+
+
+def test_language_tags_may_have_regions_and_scripts():
+    for languages in (
+        "en-de",
+        "pt-BR-en",
+        "en-zh-Hant-TW",
+        "de_DE-en_US",
+        "deu_Latn-eng_Latn",
+        "es-419-en-GB",
+    ):
+        source, target = parse_languages(languages)
+        assert f"{source}-{target}" == languages
+    assert parse_languages("en-pt-BR") == ("en", "pt-BR")
+    for wrong in ("en", "en-", "-de", "en-de-fr", "", "a--b"):
+        with pytest.raises(ArgumentError, match="pass source and target, such as en-de"):
+            parse_languages(wrong)

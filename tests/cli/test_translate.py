@@ -51,7 +51,7 @@ def n_best(translator, sentences: list[str], n: int) -> list[str]:
 
 class TestInput:
     @pytest.mark.parametrize(
-        "arguments", [LINES, [], *(["--file", name] for name in ("-", "in.txt", "in.gz"))]
+        "arguments", [LINES, [], ["-"], *(["--file", name] for name in ("-", "in.txt", "in.gz"))]
     )
     def test_arguments_files_and_stdin(self, arguments, model, translator, file, monkeypatch, capsys):
         monkeypatch.chdir(file.parent)

@@ -1,5 +1,6 @@
 """Normalizers: φ, φ' and τ, the laws of weights, and a comparison with the `entmax` package."""
 
+import inspect
 import math
 from collections.abc import Callable
 from unittest.mock import Mock, patch
@@ -26,7 +27,7 @@ from regard import (
     Softmax1,
     Sparsemax,
 )
-from regard.mechanism import autograd, fused
+from regard.mechanism import autograd, fused, normalizers
 from regard.mechanism.normalizers import from_text, to_text
 from tests.cases import looped
 from tests.custom import Squares, Unnormalized
@@ -474,6 +475,15 @@ def test_text_form_is_exact(normalize):
     assert type(again) is type(normalize)
     assert again == normalize
     assert to_text(again) == to_text(normalize)
+
+
+@pytest.mark.parametrize("name", [name for name in normalizers.BUILT_IN if name != "Softmax1"])
+def test_the_text_form_has_every_number(name):
+    """Otherwise, saved weights and compiled graphs would use the default."""
+    kind = normalizers.BUILT_IN[name]
+    numbers = [1.25 + i / 8 for i in range(len(inspect.signature(kind).parameters))]
+    assert to_text(kind(*numbers)) == " ".join([name, *(number.hex() for number in numbers)])
+    assert from_text(to_text(kind(*numbers))) == kind(*numbers)
 
 
 def test_a_sinks_score_is_not_spelled():

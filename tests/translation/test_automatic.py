@@ -8,8 +8,17 @@ import pytest
 from regard.translation.automatic import choose_config, describe_choice
 from regard.translation.config import TranslationConfig
 from regard.translation.data.statistics import CorpusStatistics
+from regard.translation.training import timing
 
 SIZES = [10**n for n in range(3, 10)]
+
+
+@pytest.fixture
+def tokens_per_second(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
+    """Return a table of the measured training speeds by model width; tests may change it."""
+    speeds = {128: 20_000.0, 192: 15_000.0, 256: 8000.0, 512: 1000.0}
+    monkeypatch.setattr(timing, "tokens_per_second", lambda config, length: speeds[config.model.width])
+    return speeds
 
 
 def test_a_larger_corpus_never_gets_a_smaller_model():
@@ -23,7 +32,7 @@ def test_a_larger_corpus_never_gets_a_smaller_model():
     assert all(config.model.width % config.model.heads == 0 for config in configs)
 
 
-def test_regularization_follows_the_length_of_training():
+def test_regularization_follows_the_length_of_training(tokens_per_second):
     statistics = CorpusStatistics(pairs=29_000, characters=3.9e6)
     configs = [choose_config(statistics, epochs=epochs) for epochs in (1, 8, 20, 60)]
     assert [config.model.dropout for config in configs] == [0.1, 0.1, 0.2, 0.3]
@@ -33,7 +42,27 @@ def test_regularization_follows_the_length_of_training():
     assert (quick.training.minutes, slow.training.minutes) == (0.01, 10_000)
 
 
-def test_a_large_corpus_gets_a_smaller_model_if_there_is_little_time():
+def test_the_number_of_epochs_follows_the_measured_speed(tokens_per_second):
+    statistics = CorpusStatistics(pairs=29_000, characters=3.9e6)
+    config = choose_config(statistics, minutes=40)
+    seconds = config.training.epochs * statistics.tokens / tokens_per_second[256]
+    assert 0.85 * 2400 < seconds < 2400
+    tokens_per_second[256] *= 2
+    faster = choose_config(statistics, minutes=40)
+    assert faster.training.epochs == pytest.approx(2 * config.training.epochs, abs=2)
+    assert faster.model.dropout > config.model.dropout  # more epochs need more regularization
+
+
+def test_the_speed_of_training_is_measured():
+    config = TranslationConfig.preset("tiny")
+    larger = config.override(["model.layers=6", "model.width=256"])
+    few, many = (timing.tokens_per_second(each, 12) for each in (larger, config))
+    assert 0 < few < many
+    for model in ("recurrent", "plain"):
+        assert timing.tokens_per_second(TranslationConfig.preset("tiny", model), 5) > 0
+
+
+def test_a_large_corpus_gets_a_smaller_model_if_there_is_little_time(tokens_per_second):
     statistics = CorpusStatistics(pairs=10**7, characters=2e9)
     models = [choose_config(statistics, minutes=minutes).model for minutes in (1, 10**7)]
     assert [model.width for model in models] == [256, 512]
@@ -66,4 +95,4 @@ def test_short_training_uses_small_batches():
     ]
     assert sizes == sorted(sizes)
     assert (sizes[0], sizes[-1]) == (600, 2500)
-    assert 5 * statistics.tokens / sizes[2] == pytest.approx(4000, rel=0.1)
+    assert 8 * statistics.tokens / sizes[3] == pytest.approx(8000, rel=0.1)

@@ -100,7 +100,10 @@ def test_arguments_are_checked():
     assert list(translate_simultaneously(model, [])) == []
 
 
-SPANS = ("15:30", "https://a.de/b?c=1", "3,50€", "{{ user.name }}", "🍕", "漢字")
+SPANS = (
+    *("15:30", "https://a.de/b?c=1", "3,50€", "{{ user.name }}", "🍕", "漢字"),
+    *("3,5 %", "§ 5", "+49 30 123 456", "`a b c`"),
+)
 
 
 PROTECTED = [

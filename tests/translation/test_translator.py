@@ -361,6 +361,8 @@ class TestInput:
         "Łódź",
         "10–12",
         "/usr/bin/ls",
+        "v2.0.1-rc3",
+        "IMG_1.JPG",
     )
 
     @pytest.mark.parametrize("kind", ["translator", "plain"])
@@ -381,6 +383,10 @@ class TestInput:
             (translation,) = translator.translate(line)
             assert re.findall(r"<[^<>]*>", translation.text) == re.findall(r"<[^<>]*>", line)
             assert not any("<" in word for word in translation.words)
+
+    def test_copied_sentences_keep_their_spacing(self, translator):
+        for line in ("漢字。漢字！", "漢字。 漢字！ 漢字！漢字。", "- 漢字。漢字"):
+            assert texts(translator.translate(line)) == [line]
 
     def test_sentences_are_translated_alone(self, translator):
         sentences = ["Ein Hund bellt.", "Zwei Katzen schlafen!", "Eine Frau singt?"]
@@ -406,12 +412,14 @@ class TestInput:
     def test_terms_appear(self, copies, translator):
         translator = translator if copies else Translator(translator.model, translator.tokens)
         terms = {"Hund": "two cats", "eine Frau": "a woman"}
-        lines = ["ein Hund bellt", "Eine Frau und ein hund und ein Hund", "zwei Katzen"]
+        lines = ["ein Hund bellt", "Eine Frau und ein hund und ein Hund", "zwei Katzen", "Hund! eine Frau"]
         for strategy in (Greedy(), Beam(5)):
             texts = [each.text for each in translator.translate(lines, strategy=strategy, terms=terms)]
             assert "two cats" in texts[0]
             assert "a woman" in texts[1]
             assert texts[1].count("two cats") >= 2
+            assert all(target in texts[3] for target in terms.values())
+            assert not copies or texts[3] == "two cats! a woman"  # nothing else to translate
             assert texts[2] == translator.translate(lines[2], strategy=strategy)[0].text
 
     def test_terms_are_whole_words(self, translator):

@@ -70,6 +70,25 @@ def test_adjacent_words_keep_their_order():
     assert [word.text for word in target_words] == ["a", "Ω1", "Ω2", "Ω3", "b"]
 
 
+def test_final_punctuation_follows_the_copies():
+    segmentation = Segmentation(
+        ["um", "Ω1", "Ω2", "bellt."], [9, UNKNOWN, UNKNOWN, 9], list("abcd"), [0, 1, 2, 3], {}
+    )
+    for words, missing, copies, text in (
+        (["barks."], [1, 2], {}, "barks Ω1 Ω2."),
+        (["barks", "Ω1."], [2], {1: 1}, "barks Ω1 Ω2."),  # the model copied a word and ended the sentence
+        (["barks.", "Ω1", "Ω2"], [], {1: 1, 2: 2}, "barks Ω1 Ω2."),
+        (["barks", "Ω1", "Ω2."], [], {1: 1, 2: 2}, "barks Ω1 Ω2."),
+    ):
+        weights = torch.full((len(words), 4), 0.1)
+        weights[-1, :2] = 1
+        target_words = insert_words(words, segmentation, dict.fromkeys(missing, ()), weights, copies)
+        assert " ".join(word.text for word in target_words) == text
+    after = Segmentation(["er", "bellt.", "Ω"], [9, 9, UNKNOWN], list("abc"), [0, 1, 2], {2: "Ω"})
+    target_words = insert_words(["he", "barks."], after, {2: ()}, torch.eye(3)[:2])
+    assert " ".join(word.text for word in target_words) == "he barks. Ω"  # as in the source
+
+
 def test_punctuation_around_a_word_is_not_copied():
     segmentation = Segmentation(["(Ωx),"], [5, UNKNOWN, 6, 7], ["(", "Ω", "x", "),"], [0, 0, 0, 0], {1: "Ω"})
     assert [word.text for word in insert_words([], segmentation, {0: ()}, None)] == ["Ωx"]

@@ -15,7 +15,7 @@ from regard._util.text import format_bytes
 from regard.errors import ArgumentError
 
 MAX_TEXT_BYTES = 1 << 20  # limit for config files and metadata
-CHECKSUMS = "SHA256SUMS"  # in the format of sha256sum
+CHECKSUMS = "SHA256SUMS"  # name of a file in the format of sha256sum
 _PART = re.compile(r"\.regard-[0-9a-f]{16}\.part")  # names of the temporary files that `open_atomic` creates
 _SUM = re.compile(r"([0-9a-f]{64})  ([^\n]+)")
 _KINDS = {

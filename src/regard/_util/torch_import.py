@@ -23,9 +23,9 @@ class _Deferred(ModuleType):
 def defer_meta_kernels() -> None:
     """Defer the import of torch's Python kernels for meta tensors until a module uses them.
 
-    They take a quarter of the time of `import torch`, and only compilers and models on the meta device need
-    them. Until they are imported, some operations on meta tensors raise NotImplementedError. This function
-    has no effect once torch has been imported. Call it only in a process that runs a single command.
+    Importing them takes a quarter of the time of `import torch`, and only compilers and models on the meta
+    device need them. Until they are imported, some operations on meta tensors raise NotImplementedError. This
+    function has no effect once torch has been imported. Call it only in a process that runs a single command.
 
     >>> import torch
     >>> from regard._util.torch_import import defer_meta_kernels

@@ -1,6 +1,6 @@
 """Bundle ES modules into one script, each module after its imports.
 
-Modules import by name from "./x.js" or "../folder/x.js" on one line and export at the start of a line.
+Each import is on one line, by name, from "./x.js" or "../folder/x.js"; each export starts a line.
 Bundling therefore needs no parser. No two modules of the view declare the same top-level name, so `bundle`
 only removes imports and the word `export`. `bundle_page` wraps each module in a function, and supports
 `import(…)` of the bundle's modules.

@@ -198,8 +198,8 @@ class NumbersQuestion(Question, kw_only=True):
     def on(self, layer: LayerView) -> Work:
         if not layer.has_vectors:
             raise ArgumentError(
-                f"The layer {layer.label!r} has no query and key vectors, so the computation of a weight "
-                "cannot be shown. Choose a layer with vectors."
+                f"Layer {layer.label!r} has no query and key vectors, so the computation of a weight cannot "
+                "be shown. Choose a layer that has them."
             )
         for name, size in zip(("head", "query", "key"), (layer.heads, *layer.size), strict=True):
             check_index(name, getattr(self, name), size)

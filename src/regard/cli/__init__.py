@@ -61,7 +61,7 @@ ERRNO_HINTS = {
     errno.ENOTDIR: "; part of the path is a file.",
 }
 _INTERRUPTED = "regard: interrupted."
-_SPIN_COUNT = "1000"  # iterations: some tens of microseconds
+_SPIN_COUNT = "1000"  # iterations; they take a few tens of microseconds
 _WAIT_POLICIES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")  # OpenMP environment variables
 _ACCEPTED = {"version": ["--version"], "-V": ["--version"], "help": ["--help"]}
 _NO_MEMORY = re.compile("(allocate|not enough|out of) memory", re.IGNORECASE)  # torch's wording

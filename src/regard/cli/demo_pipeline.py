@@ -28,7 +28,7 @@ from regard.translation.training.train import train
 from regard.translation.translation import Translation
 from regard.translation.translator import Translator, load_translator
 
-# Sized for a minute and a half on two cores. The vocabulary is small, so all numbers share the same tokens.
+# Sized to train in a minute and a half on two cores. The vocabulary is small, so all numbers share tokens.
 _TOKENS = ["tokens.kind=bpe", "tokens.size=300"]
 _DURATION = {"transformer": "updates=600", "recurrent": "epochs=6", "plain": "epochs=10"}
 _DEV = 300  # number of validation pairs; few, because validation runs after every epoch

@@ -171,9 +171,7 @@ def _kind(subject: str | None, options: dict[str, object]) -> str:
         raise exclusive(*kinds)
     if not kinds:
         if subject is None:
-            raise ArgumentError(
-                "draw needs one of: a weights file, --model with a sentence, --mask, --positions."
-            )
+            raise ArgumentError("draw needs a weights file, --model with a sentence, --mask, or --positions.")
         _check_file(Path(subject))
         return _WEIGHTS
     if kinds == ["--model"] and subject is None:

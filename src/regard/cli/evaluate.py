@@ -215,7 +215,7 @@ def _translate(
     from rich.console import Console
     from rich.text import Text
 
-    status = f"{printable(name)}: translating {len(sources):,} sentences …"
+    status = f"{printable(name)}: translating {pluralize(len(sources), 'sentence')} …"
     with Console(stderr=True).status(Text(status)):
         translator = load(folder, languages=languages)
         translator.translate(sources[:1], strategy=strategy, batch_size=batch)  # warmup

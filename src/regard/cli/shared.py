@@ -282,11 +282,12 @@ def _select_head(translator: "Translator", folder: Path, quiet: bool) -> None:
 
 
 def parse_languages(languages: str) -> tuple[str, str]:
-    """Parse --languages: en-de is English to German."""
-    names = tuple(languages.split("-"))
-    if len(names) != 2 or not all(names):
+    """Parse --languages: en-de is English to German, pt-BR-en Brazilian Portuguese to English."""
+    tag = r"([^-]+(?:-(?:[A-Z]{2}|[A-Z][a-z]{3}|[0-9]{3}))*)"  # may have regions and scripts: zh-Hant-TW
+    match = re.fullmatch(f"{tag}-{tag}", languages)
+    if match is None:
         raise ArgumentError(f"--languages is {languages!r}; pass source and target, such as en-de.")
-    return names[0], names[1]
+    return match[1], match[2]
 
 
 def index(option: str, number: int, count: int) -> int:

@@ -399,7 +399,7 @@ def _duration(toml: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any
 
 
 def _print_config(options: TrainOptions, format: Format | None, choose: "ConfigChoice") -> None:
-    """Print all settings; the preset auto chooses them from the corpus, if there is one."""
+    """Print all settings; the preset auto bases them on the corpus, if one is given."""
     statistics = CorpusStatistics(pairs=_EXAMPLE_PAIRS, characters=_EXAMPLE_CHARACTERS)
     if (options.preset or DEFAULT_PRESET) == "auto":
         if options.source is not None:

@@ -9,6 +9,7 @@ row, so its `tau` is called with the row maximum already subtracted. In the form
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 
 import torch
 from torch import Tensor, nn
@@ -382,6 +383,10 @@ BUILT_IN: dict[str, type[Normalizer]] = {
     for kind in (Softmax, Softmax1, Entmax, Sparsemax, Entmax15, Mean, Relu, Sigmoid, Hard)
 }
 BUILT_IN_TYPES = frozenset(BUILT_IN.values())  # exact types: a subclass may override any method
+# the numbers that each takes; the score of a sink is stored separately, because it may be a tensor
+_NUMBERS = {
+    name: tuple(signature(kind).parameters) for name, kind in BUILT_IN.items() if kind is not Softmax1
+}
 
 
 def to_text(normalize: Normalizer) -> str | None:
@@ -393,9 +398,8 @@ def to_text(normalize: Normalizer) -> str | None:
     if type(normalize) not in BUILT_IN_TYPES:
         return None
     name = type(normalize).__name__
-    field = {"Softmax": "temperature", "Sigmoid": "bias", "Entmax": "alpha"}.get(name)
-    number = None if field is None else getattr(normalize, field)
-    return name if number is None else f"{name} {float(number).hex()}"
+    numbers = [getattr(normalize, number) for number in _NUMBERS.get(name, ())]
+    return " ".join([name, *(float(number).hex() for number in numbers if number is not None)])
 
 
 def from_text(text: str) -> Normalizer:

@@ -207,10 +207,12 @@ class Transformer(Seq2Seq):
     def _fast_step(self, tokens: Tensor, source: decoder_step.Source, caches: list[KVCache]) -> Tensor | None:
         """Return the logits from `decoder_step`, or None if it does not apply or a result is not finite."""
         x, positions, position = self.embedding(tokens), self.decoder.positions, caches[0].length
-        if isinstance(positions, SinusoidalPositions):
+        if type(positions) is SinusoidalPositions:
             x += positions.row(position)
         else:
-            encoded, _ = positions.encode(x[:, None], torch.tensor([position]))
+            encoded, options = positions.encode(x[:, None], torch.tensor([position]))
+            if options:  # a rotation or a bias
+                return None
             x = encoded[:, 0].clone()
         x = self.decoder.embedding_norm(x)
         if x.dtype is not torch.float32:  # the dtype of the embedding may differ from the decoder's

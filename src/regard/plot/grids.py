@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MAX_NUMBERED = 12  # maximum number of rows and columns for which each cell shows its weight
 MAX_PANELS = 1024
 # sizes in points; a matrix is as large as its labels require, within bounds
-_CELL, _NUMBERED_CELL, _BARE_CELL = 15.5, 34.0, 6.5  # cells with a token label, with a number, with neither
+_CELL, _NUMBERED_CELL, _BARE_CELL = 15.5, 34.0, 6.5  # cells with a token label, a number, or neither
 _MIN_SIDE, _MAX_SIDE = 170.0, 1240.0  # bounds for a single matrix
 _MIN_GRID_SIDE, _MAX_GRID_WIDTH = 62.0, 1500.0  # bounds for a matrix in a grid and for the whole grid
 _PAD, _MARGIN, _GAP = 4.0, 10.0, 9.0

@@ -1,10 +1,9 @@
-"""The preset `auto`: settings chosen from the size of the corpus. Does not import torch.
+"""The preset `auto`: settings based on the size of the corpus. Does not import torch.
 
 A small corpus needs a small model, a small vocabulary and strong regularization; a large corpus
 needs the opposite. Sennrich and Zhang 2019 and Araabi and Monz 2020 report the same trends.
 """
 
-import time
 from bisect import bisect_left
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -14,17 +13,17 @@ from regard.translation.data.statistics import CorpusStatistics
 
 _TOKENS_PER_ENTRY = 45  # occurrences of an average vocabulary entry in the corpus
 _MIN_VOCABULARY = 200
-_MANY_CHARACTERS = 1000  # more distinct characters indicate Han characters or a syllabary
+_MANY_CHARACTERS = 1000  # with more distinct characters, the text has Han characters or a syllabary
 _VALIDATIONS = 20  # number of validations per training run
 _MINUTES_PER_VALIDATION = 3  # if training time is limited; one validation takes about 10 seconds
 _MIN_UPDATES = 50  # minimum number of updates between validations
-_SHORT_UPDATES = 4000  # short runs use smaller batches to reach this number of updates
+_SHORT_UPDATES = 8000  # short runs use smaller batches to reach this number of updates
 _MIN_BATCH = 600  # tokens in the smallest batch of a short run
 _SHORT_EPOCHS, _SHORT_LEARNING_RATE = 13, 1.5e-3  # a run with fewer epochs is short
-_MIN_EPOCHS = 4  # if fewer fit into the available time, a smaller model learns more
-# Efficiency of training, relative to a large matrix product. A rough value suffices; see `_epochs_in`.
-_EFFICIENCY = 0.5
-_MATRIX = 512
+_LONG_EPOCHS = 25  # a run with at least as many epochs needs more dropout
+_MAX_LENGTH = 100  # tokens in the longest sentence of a speed measurement
+_MIN_EPOCHS = 4  # if fewer fit into the available time, a smaller model is used, which learns more
+_TRAINING = 0.9  # fraction of the available time that is not spent in validation and preparation
 
 
 class _Row(NamedTuple):
@@ -78,8 +77,9 @@ def choose_config(
     Regularization depends on the number of epochs, because a model that sees each pair only a few times
     cannot overfit: dropout 0.1 below 13 epochs, 0.2 below 25, then 0.3; from 13 epochs on, 10% of the words
     are split into random subwords. Below 13 epochs, batches are smaller if training would otherwise have
-    fewer than 4,000 updates, and the learning rate is at least 0.0015 up to a width of 256. Training stops
-    early if 6 validations in a row bring no improvement. Recurrent models have one or two layers.
+    fewer than 8,000 updates, and the learning rate is at least 0.0015 up to a width of 256. Training stops
+    early if 6 validations in a row bring no improvement. Recurrent models have one or two layers. The number
+    of epochs that fit into `minutes` is estimated from the speed of a few training steps on random sentences.
 
     >>> from regard.translation.automatic import choose_config
     >>> from regard.translation.data.statistics import CorpusStatistics
@@ -89,7 +89,8 @@ def choose_config(
     >>> choose_config(CorpusStatistics(pairs=29_000, characters=3.9e6), epochs=8).model.dropout
     0.1
     """
-    row, passes = _plan(statistics, epochs, minutes)
+    base = TranslationConfig.preset("small", model)
+    row, passes = _plan(base, statistics, epochs, minutes)
     short = passes < _SHORT_EPOCHS
     batch_tokens, learning_rate = row.batch_tokens, row.learning_rate
     if short:
@@ -97,29 +98,30 @@ def choose_config(
         learning_rate = max(learning_rate, _SHORT_LEARNING_RATE) if row.width <= 256 else learning_rate
     updates = passes * statistics.tokens / batch_tokens
     validations = min(_VALIDATIONS, max(minutes / _MINUTES_PER_VALIDATION, 5)) if minutes else _VALIDATIONS
-    settings: dict[str, dict[str, Any]] = {
-        "model": {
-            "width": row.width,
-            "layers": row.layers,
-            "heads": row.width // 32,
-            "dropout": 0.1 if short else 0.2 if passes < 25 else 0.3,
-        },
-        "tokens": _tokens(statistics, row),
-        "training": {
-            "batch_tokens": batch_tokens,
-            "learning_rate": learning_rate,
-            "warmup": 400 if row.width <= 256 else 4000,
-            "epochs": passes,
-            "minutes": float(minutes or 0),
-            "subword_sampling": 0.0 if short else 0.1,
-            "validate_every": max(_MIN_UPDATES, round(updates / validations)),
-            "patience": 6,
-        },
-    }
-    base = TranslationConfig.preset("small", model)
-    if model != "transformer":
-        del settings["model"]["layers"], settings["model"]["heads"]
-    return base.replace(settings)
+    return _resize(base, row, statistics).replace(
+        {
+            "model": {"dropout": 0.1 if short else 0.2 if passes < _LONG_EPOCHS else 0.3},
+            "training": {
+                "batch_tokens": batch_tokens,
+                "learning_rate": learning_rate,
+                "warmup": 400 if row.width <= 256 else 4000,
+                "epochs": passes,
+                "minutes": float(minutes or 0),
+                "subword_sampling": 0.0 if short else 0.1,
+                "validate_every": max(_MIN_UPDATES, round(updates / validations)),
+                "patience": 6,
+            },
+        }
+    )
+
+
+def _resize(base: TranslationConfig, row: _Row, statistics: CorpusStatistics) -> TranslationConfig:
+    """Return a config with the model size, vocabulary and batch size of a table row."""
+    model = {"width": row.width}
+    if base.model.kind == "transformer":
+        model |= {"layers": row.layers, "heads": row.width // 32}
+    training = {"batch_tokens": row.batch_tokens}
+    return base.replace({"model": model, "tokens": _tokens(statistics, row), "training": training})
 
 
 def _shrink_batch(row: _Row, tokens: int) -> int:
@@ -127,36 +129,27 @@ def _shrink_batch(row: _Row, tokens: int) -> int:
     return min(max(round(tokens // _SHORT_UPDATES, -2), _MIN_BATCH), row.batch_tokens)
 
 
-def _plan(statistics: CorpusStatistics, epochs: int | None, minutes: float | None) -> tuple[_Row, int]:
+def _plan(
+    base: TranslationConfig, statistics: CorpusStatistics, epochs: int | None, minutes: float | None
+) -> tuple[_Row, int]:
     """Return the table row for a corpus and the number of epochs; choose a smaller model if time is short."""
     index = next(i for i, row in enumerate(_TABLE) if statistics.tokens <= row.max_tokens)
-    if epochs or not minutes:
+    if epochs or not minutes or not statistics.tokens:
         return _TABLE[index], epochs or _TABLE[index].epochs
-    speed = _operations_per_second()
-    while index > _SMALLEST and _epochs_in(minutes, speed, statistics.tokens, _TABLE[index]) < _MIN_EPOCHS:
+    while (
+        passes := _epochs_in(minutes, base, statistics, _TABLE[index])
+    ) < _MIN_EPOCHS and index > _SMALLEST:
         index -= 1
-    return _TABLE[index], _epochs_in(minutes, speed, statistics.tokens, _TABLE[index])
+    return _TABLE[index], passes
 
 
-def _epochs_in(minutes: float, speed: float, tokens: int, row: _Row) -> int:
+def _epochs_in(minutes: float, base: TranslationConfig, statistics: CorpusStatistics, row: _Row) -> int:
     """Estimate how many epochs fit into `minutes`, to choose model size, regularization and validations."""
-    # multiplications per token, on average: 12 w² per encoder layer, 16 w² per decoder layer, V w per output
-    parameters = 14 * row.layers * row.width**2 + row.vocabulary * row.width / 2
-    seconds = max(tokens, 1) * 6 * parameters / (_EFFICIENCY * speed)  # 6 operations: 2 forward, 4 backward
-    return max(int(60 * minutes / seconds), 1)
+    from regard.translation.training.timing import tokens_per_second  # imports torch
 
-
-def _operations_per_second() -> float:
-    """Return the number of operations per second in the fastest of three matrix products."""
-    import numpy  # imported here to keep --help fast
-
-    matrix = numpy.ones((_MATRIX, _MATRIX), numpy.float32)
-    seconds = []
-    for _ in range(4):
-        start = time.perf_counter()
-        matrix @ matrix
-        seconds.append(time.perf_counter() - start)
-    return float(2 * _MATRIX**3 / max(min(seconds[1:]), 1e-9))
+    length = statistics.tokens // max(2 * statistics.pairs, 1)  # mean length of a sentence
+    speed = tokens_per_second(_resize(base, row, statistics), min(max(length, 1), _MAX_LENGTH))
+    return max(int(_TRAINING * 60 * minutes * speed / statistics.tokens), 1)
 
 
 def _tokens(statistics: CorpusStatistics, row: _Row) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from regard._util.checks import check_int
 from regard._util.extras import require
-from regard._util.text import type_name
+from regard._util.text import pluralize, type_name
 from regard.errors import ArgumentError, DTypeError
 from regard.models.encoders.words import is_word, split_words
 
@@ -71,7 +71,7 @@ class Scores:
             f"BLEU         {self.bleu:6.2f}    {self.bleu_signature}",
             f"lower case   {self.lowercase_bleu:6.2f}    {self.lowercase_signature}",
             f"chrF         {self.chrf:6.2f}    {self.chrf_signature}",
-            f"exact match  {100 * self.exact:6.2f} %  of {self.sentences:,} sentences",
+            f"exact match  {100 * self.exact:6.2f} %  of {pluralize(self.sentences, 'sentence')}",
         ]
         if self.bleu_signature == self.lowercase_signature:
             del lines[1]

@@ -27,7 +27,8 @@ def lock_folder(folder: Path) -> Iterator[None]:
             if time.monotonic() > deadline:
                 name = os.fspath(folder)
                 raise ArgumentError(
-                    f"Another training run is using {name!r}. Wait for it, stop it, or use a new folder."
+                    f"Another training run is using {name!r}. Wait for it to end, stop it, or use a new "
+                    "folder."
                 )
             time.sleep(0.002)
         try:

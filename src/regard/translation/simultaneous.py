@@ -12,7 +12,7 @@ import math
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -35,6 +35,12 @@ from regard.translation.text.target import copied_text
 from regard.translation.tokens import Segmentation
 from regard.translation.translator import Translator
 from regard.translation.unknown_words import printable_text
+
+# a tag, a placeholder with spaces, code or Markdown that has not ended
+_OPEN = re.compile(
+    r"<[/!]?[A-Za-z][^<>]*$|\{\{[^{}]*$|(?<![\w`])`[^`\s][^`]*$"
+    r"|\[[^\[\]]*$|\[[^\[\]]+\]\([^()]*$|(?<![^\s(\[])(\*{1,3}|__?|~~)(?=[^\s*_~])(?:(?!\1).)*$"
+)
 
 
 class Emission(NamedTuple):
@@ -78,11 +84,12 @@ def translate_simultaneously(
     if lag != math.inf:
         check_number("translate_simultaneously got lag", lag, min=0)
     decoder, read = _PrefixDecoder(translator), list[str]()
+    unprotected = translator.profile.unprotected
     for word in words:
         for part in str(word).split():
             read.append(part)
             text = " ".join(read)
-            if lag < len(read) and not _is_incomplete(text) and (new := decoder.read(text, lag)):
+            if lag < len(read) and not _is_incomplete(text, unprotected) and (new := decoder.read(text, lag)):
                 yield Emission(" ".join(new), len(read))
     if read and (new := decoder.read(" ".join(read), None)):
         yield Emission(" ".join(new), len(read))
@@ -93,8 +100,8 @@ def average_lagging(words_read: Sequence[int], source_words: int) -> float:
 
     words_read: for each target word, the number of source words read before it was emitted: g(t).
 
-    The result is `source_words` for a translation that starts after the whole sentence, and 0 for an ideal
-    translation without delay.
+    The result is `source_words` for a translation that starts after the whole sentence has been read, and 0
+    for an ideal translation without delay.
 
     >>> from regard.translation.simultaneous import average_lagging
     >>> average_lagging([3, 3, 3], 3), average_lagging([1, 2, 3], 3)
@@ -111,9 +118,17 @@ def average_lagging(words_read: Sequence[int], source_words: int) -> float:
     return sum(read - t / ratio for t, read in enumerate(words_read[:counted])) / counted
 
 
-def _is_incomplete(text: str) -> bool:
-    """Return whether a text ends inside a tag or a placeholder with spaces, such as `{{ user.name }}`."""
-    return bool(re.search(r"<[/!]?[A-Za-z][^<>]*$|\{\{[^{}]*$", text))
+def _is_incomplete(text: str, unprotected: Collection[str] = ()) -> bool:
+    """Return whether the next word may belong to the same tag or span: `<a …`, `{{ …`, `3,5 …`, `§ …`.
+
+    unprotected: see `find_spans`.
+    """
+    if _OPEN.search(text):
+        return True
+    if "number" not in unprotected and re.search(r"(?<!\S)[$€£¥₹§]+$", text):
+        return True
+    spans = find_spans(text, unprotected)
+    return bool(spans) and spans[-1].stop == len(text) and spans[-1].kind in ("number", "phone", "code")
 
 
 class _Word(NamedTuple):

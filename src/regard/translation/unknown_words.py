@@ -7,6 +7,7 @@ at all is inserted at the matching position.
 
 import unicodedata
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from regard.translation.tokens import UNKNOWN, Kind, Segmentation
 
 _SENTENCE_ENDS = ".!?…。！？"
+_CLOSING = "\"'»«”“’‘)]}"
 _ORDER = 0.5  # penalty on attention weights that change the order of words
 _MIN_KNOWN = 3  # minimum number of known characters to recognize an unknown source word in the target
 
@@ -93,12 +95,16 @@ def untranslated_words(source: Segmentation, copied: set[int]) -> list[int]:
 
 
 def insert_words(
-    words: Sequence[str], source: Segmentation, missing: Mapping[int, Sequence[str]], weights: Tensor | None
+    words: Sequence[str],
+    source: Segmentation,
+    missing: Mapping[int, Sequence[str]],
+    weights: Tensor | None,
+    copies: Mapping[int, int] = MappingProxyType({}),
 ) -> list[TargetWord]:
     """Insert copies of the missing source words.
 
     missing: for each source word, its parts to copy; if empty, the word without punctuation is copied.
-    weights: (target words, source words).
+    weights: (target words, source words). copies: the source word of each target word that is a copy.
 
     If the target contains a word that consists of the missing word's known characters, this target word is
     replaced by a copy of the whole source word. Otherwise, a copy follows the target word that attends most
@@ -112,24 +118,37 @@ def insert_words(
             generated[words.index(known)] = TargetWord(core, copied=word)
         else:
             previous = _preceding_word(word, len(words), len(source.words), missing, weights)
-            copies = [TargetWord(text, copied=word) for text in missing[word] or [core]]
-            inserted.setdefault(previous, []).extend(copies)
-    last = len(words) - 1
-    if words and last in inserted and generated[last].position is not None:
-        generated[last], inserted[last][-1] = _move_punctuation(generated[last], inserted[last][-1])
+            texts = missing[word] or [core]
+            inserted.setdefault(previous, []).extend(TargetWord(text, copied=word) for text in texts)
     result = list(inserted.get(-1, []))
     for number, target_word in enumerate(generated):
         result += [target_word, *inserted.get(number, [])]
-    return result
+    return _move_punctuation(result, source, copies)
 
 
-def _move_punctuation(last: TargetWord, inserted: TargetWord) -> tuple[TargetWord, TargetWord]:
-    """Move the final punctuation after a copy: "snow. 15:30" becomes "snow 15:30."."""
-    text = last.text.rstrip(_SENTENCE_ENDS)
-    ending = last.text[len(text) :]
-    if not text or not ending or inserted.text.endswith(tuple(_SENTENCE_ENDS)):
-        return last, inserted
-    return last._replace(text=text), inserted._replace(text=inserted.text + ending)
+def _move_punctuation(
+    words: list[TargetWord], source: Segmentation, copies: Mapping[int, int]
+) -> list[TargetWord]:
+    """Move the final punctuation after copies: "snow. 15:30" becomes "snow 15:30.", unless they follow it."""
+
+    def copied(word: TargetWord) -> int | None:
+        return word.copied if word.position is None else copies.get(word.position, word.copied)
+
+    if not words or words[-1].text.endswith(tuple(_SENTENCE_ENDS)):
+        return words
+    at = first = len(source.words)
+    for at in range(len(words) - 1, -1, -1):
+        word = copied(words[at])
+        if word is None or words[at].text.endswith(tuple(_SENTENCE_ENDS)):
+            break
+        first = min(first, word)
+    text = words[at].text.rstrip(_SENTENCE_ENDS)
+    ending = words[at].text[len(text) :]
+    follows = any(word.rstrip(_CLOSING).endswith(tuple(_SENTENCE_ENDS)) for word in source.words[:first])
+    if text and ending and words[at].position is not None and not follows:
+        words[at] = words[at]._replace(text=text)
+        words[-1] = words[-1]._replace(text=words[-1].text + ending)
+    return words
 
 
 def _core(source: Segmentation, word: int) -> tuple[str, str]:

@@ -604,7 +604,7 @@ KEY = "encoder.layer.1.attention.self.key"
         ({f"encoder.layer.{i}.output.dense.bias": None for i in range(3)}, "lack .*0.output.dense.bias"),
         (
             {"embeddings.word_embeddings.weight": None},
-            "lack embeddings.word_embeddings.weight, even with the prefixes bert",
+            "lack embeddings.word_embeddings.weight, with or without the prefixes bert",
         ),
         (
             {f"{KEY}.weight": torch.ones(14, 15)},

@@ -28,6 +28,13 @@ def test_a_loaded_aligner_gives_equal_weights(path):
         assert saved.score == loaded.score
 
 
+def test_a_lone_surrogate_is_a_word_like_others(tmp_path):
+    pairs = [("ein \ud800", "a \udfff"), ("ein Hund", "a dog")]
+    aligner = LexicalAligner.learn(pairs)
+    aligner.save(tmp_path / "x.aligner")
+    assert LexicalAligner.load(tmp_path / "x.aligner").links(pairs) == aligner.links(pairs)
+
+
 def test_every_damaged_byte_is_harmless(path):
     """A flipped bit yields another aligner or an ArgumentError, never another exception."""
     content = path.read_bytes()
@@ -49,12 +56,17 @@ def test_every_damaged_byte_is_harmless(path):
         (
             {},
             {"format": FORMAT, "version": "2"},
-            "version 2 of the aligner format; this version of regard reads 1. Upg",
+            "version 2 of the aligner format; this version of regard reads version 1. Upg",
         ),
         ({"counts": np.zeros(3, np.float32)}, None, "pairs and 3 counts"),
         ({"counts": None}, None, "unexpected arrays"),
         ({"pairs": np.zeros((2, 2), np.int64)}, None, "pairs is 2-dimensional"),
-        ({"source.null": np.full(4, np.nan)}, None, "a probability that is not positive"),
+        ({"source.null": np.full(4, np.nan)}, None, "source.null contains a value that is not a probability"),
+        (
+            {"target.jumps": np.full(5, np.inf)},
+            None,
+            "target.jumps contains a value that is not a probability",
+        ),
         ({"source.words": np.frombuffer(b"a\na\nb\nc", np.uint8)}, None, "a word occurs twice"),
     ],
 )
@@ -66,8 +78,10 @@ def test_other_files_are_rejected(change, metadata, message, path):
         LexicalAligner.load(path)
 
 
-def test_folders_and_pickles_are_rejected(tmp_path):
+def test_folders_pickles_and_invalid_versions_are_rejected(tmp_path):
     (tmp_path / "pickle").write_bytes(b"\x80\x04\x95")
-    for name in ("pickle", "."):
+    header = b'{"__metadata__": {"format": "regard aligner", "version": 1e999}}'
+    (tmp_path / "infinite").write_bytes(len(header).to_bytes(8, "little") + header)
+    for name in ("pickle", "infinite", "."):
         with pytest.raises(ArgumentError):
             LexicalAligner.load(tmp_path / name)

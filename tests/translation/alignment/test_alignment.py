@@ -195,6 +195,13 @@ def test_merged_weights_sum_over_source_and_average_over_target(target_of, sourc
             torch.testing.assert_close(merged[:, t, s], torch.zeros(2) + expected)
 
 
+def test_weights_of_any_float_type_are_merged():
+    source, target = segmented([0, 0, 1], 2), segmented([0], 1)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        merged = merge(source, target, torch.tensor([[0.25, 0.25, 0.5]], dtype=dtype, requires_grad=True))
+        assert merged.tolist() == [[0.5, 0.5]]
+
+
 def test_tokens_without_a_word_are_dropped():
     """A model may generate tokens that do not form a word."""
     assert Alignment.of(

@@ -150,6 +150,16 @@ def test_pairs_without_words_are_rejected(pairs):
         LexicalAligner.learn(pairs)
 
 
+def test_too_long_sentences_are_rejected(monkeypatch):
+    """The hidden Markov model needs memory for the square of the length, even if the other side is short."""
+    aligner = LexicalAligner.learn([("ein Hund", "a dog")])
+    monkeypatch.setattr(lexical_aligner, "_MAX_WORDS", 3)
+    assert aligner.links([("a b c", "d"), ("a b c d", "")]) == [frozenset({(0, 0)}), frozenset()]
+    for function in (LexicalAligner.learn, aligner.align):
+        with pytest.raises(ArgumentError, match="has 1 source and 4 target words; at most 3 per side"):
+            function([("a", "b c d e")])
+
+
 def test_mark_in_greek_and_english():
     if find_spec("bible_alignments") is None:
         pytest.skip("the package bible-alignments is not installed")

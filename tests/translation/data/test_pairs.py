@@ -177,7 +177,7 @@ def test_invalid_arguments_are_rejected_immediately(tmp_path):
             read_pairs(*arguments, format=form)
 
 
-@given(pairs=many_pairs, name=st.sampled_from(["pairs.tsv", "pairs.tsv.gz"]))
+@given(pairs=many_pairs, name=st.sampled_from(["pairs.tsv", "pairs.tsv.gz", "pairs.jsonl"]))
 def test_write_and_read(pairs, name, folder):
     path = folder / "new" / name
     assert write_pairs(path, iter(pairs)) == len(pairs)

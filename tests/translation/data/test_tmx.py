@@ -57,6 +57,8 @@ def test_languages_and_formatting_codes():
     assert read(document(german + english, source="*all*")) == [("ein Hund bellt", "a dog barks")]
     three = document(german + english + french, german + english, french + english)
     assert read(three, ("fr", "en")) == [("un chien aboie", "a dog barks")] * 2
+    for tag in ("de", "de-DE", "de_de"):
+        assert read(three, (tag, "en")) == [("ein Hund bellt", "a dog barks")] * 2
     assert read(document(german + english).decode().encode("utf-16")) == [("a dog barks", "ein Hund bellt")]
 
 

@@ -12,9 +12,19 @@ from torch.nn.modules import module as nn_module
 import regard
 from regard._util import interrupt
 from regard.mechanism import fused
-from regard.models import Packed, Transformer, TransformerConfig, quantize
+from regard.models import (
+    FeedForward,
+    MultiHeadAttention,
+    Packed,
+    PositionEncoding,
+    SinusoidalPositions,
+    Transformer,
+    TransformerConfig,
+    quantize,
+)
 from regard.models.generation import DecodingDefaults, SpecialTokens
 from regard.models.layers.dropout import eval_mode
+from regard.models.layers.positions.rotary import RotaryPositions
 from regard.translation.decoding import search as search_module
 from regard.translation.decoding.compiled_search import search_compiled
 from regard.translation.decoding.constraints import Constraints
@@ -31,6 +41,7 @@ CONFIGS = {
     "learned positions, no bias": replace(CONFIG, positions="learned", max_positions=64, linear_bias=False),
     "no positions, embedding norm": replace(CONFIG, positions="none", embedding_norm=True),
     "odd sizes": replace(CONFIG, width=30, heads=3, ffn_dim=21),
+    "odd width": replace(CONFIG, width=33, heads=2, head_width=16, norm_first=False),
     "narrow heads": replace(CONFIG, width=32, heads=16),
     "fairseq": replace(CONFIG, sinusoids="fairseq", scale_embedding=False),
 }
@@ -160,6 +171,9 @@ def test_unsupported_calls_are_left_to_python():
     assert compiled(make().double()) is None
     with torch.autocast("cpu"):
         assert compiled(model) is None
+    without_encoder = make()
+    without_encoder.encoder.blocks = torch.nn.ModuleList()
+    assert compiled(without_encoder) is None
     for config in (replace(CONFIG, positions="rotary"), replace(CONFIG, activation="gelu")):
         assert compiled(Transformer(WORDS, config)) is None
     model.decoding = DecodingDefaults(forced_end=True)
@@ -192,22 +206,88 @@ def test_global_hooks_are_left_to_python():
     assert compiled(model) is not None
 
 
-@pytest.mark.parametrize("name", ["encoder", "decoder"])
-def test_layers_that_compute_something_else_are_left_to_python(name):
-    class Doubled(torch.nn.Linear):
-        def forward(self, x):
-            return 2 * super().forward(x)
+class Halved(torch.nn.Identity):
+    def forward(self, x):
+        return x / 2
 
+
+class Scaled(PositionEncoding):
+    def encode(self, x, positions):
+        return x * (1 + positions[:, None] / 3), {}
+
+
+class Rotated(PositionEncoding):  # without submodules
+    def encode(self, x, positions):
+        return RotaryPositions(16).encode(x, positions)
+
+
+class Tripled(SinusoidalPositions):
+    def encode(self, x, positions):
+        return x + 3 * self(positions, x.dtype), {}
+
+
+class Doubled(torch.nn.Linear):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def replace_in(path, module):
+    """Return a function that replaces a module of a stack."""
+    parent, _, name = path.rpartition(".")
+
+    def change(stack):
+        setattr(stack.get_submodule(parent), name, module().eval())
+
+    return change
+
+
+def set_in(path, value):
+    """Return a function that sets an attribute of a module of a stack."""
+    parent, _, name = path.rpartition(".")
+    return lambda stack: setattr(stack.get_submodule(parent), name, value)
+
+
+CHANGES = {
+    "linear subclass": replace_in("blocks.0.feed_forward.in_proj", lambda: Doubled(32, 48)),
+    "norm without parameters": replace_in("norm", lambda: torch.nn.LayerNorm(32, elementwise_affine=False)),
+    "eps of the last norm": set_in("norm.eps", 1.0),
+    "eps of a block": set_in("blocks.0.feed_forward_residual.norm.eps", 1.0),
+    "norm_first of a block": set_in("blocks.1.attention_residual.norm_first", False),
+    "identity subclass": replace_in("norm", Halved),
+    "embedding norm": replace_in("embedding_norm", Halved),
+    "dropout subclass": replace_in("dropout", Halved),
+    "narrow feed-forward": replace_in("blocks.1.feed_forward", lambda: FeedForward(32, 16)),
+    "wide feed-forward": replace_in("blocks.1.feed_forward", lambda: FeedForward(32, 80)),
+    "more heads": replace_in("blocks.1.attention", lambda: MultiHeadAttention(32, 4)),
+    "fewer heads": replace_in("blocks.1.attention", lambda: MultiHeadAttention(32, 1, head_width=16)),
+    "scaled positions": replace_in("positions", Scaled),
+    "rotated positions": replace_in("positions", Rotated),
+    "other sinusoids": replace_in("positions", lambda: Tripled(32)),
+    "replaced method": set_in("positions.encode", lambda x, positions: (x, {})),
+}
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("name", ["encoder", "decoder"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_changed_layers_are_left_to_python_and_equal_teacher_forcing(change, name, before):
     model = make()
-    getattr(model, name).blocks[0].feed_forward.in_proj = Doubled(32, 48)
+    if before:  # the second search must not use the addresses that the first stored
+        assert compiled(model) is not None
+    torch.manual_seed(1)
+    CHANGES[change](getattr(model, name))
     assert compiled(model) is None
-    model = make()
-    getattr(model, name).norm = torch.nn.LayerNorm(32, elementwise_affine=False)
-    assert compiled(model) is None
-    model = make()
-    assert compiled(model) is not None
-    getattr(model, name).norm.eps = 1.0
-    assert compiled(model) is None
+    for source, (best, *_) in zip(SOURCES, search(model, Packed.of(SOURCES), max_new_tokens=5), strict=True):
+        assert best.log_probability == pytest.approx(log_probability(model, source, best), abs=1e-4)
+
+
+def log_probability(model, source, hypothesis):
+    """Return the log probability of a hypothesis according to the forward pass."""
+    special = model.special_tokens
+    tokens = [*hypothesis.tokens, special.end] if hypothesis.finished else hypothesis.tokens
+    with torch.no_grad():
+        logits = model(torch.tensor([source]), torch.tensor([[special.start, *tokens][: len(tokens)]]))[0]
+    return float(logits.log_softmax(-1)[range(len(tokens)), tokens].sum())
 
 
 def test_changes_of_the_model_are_noticed(monkeypatch):
@@ -225,6 +305,52 @@ def test_changes_of_the_model_are_noticed(monkeypatch):
     model.load_state_dict(make().state_dict())
     model.decoder.blocks[0].attention.normalize = regard.Sparsemax()
     assert compiled(model) is None
+
+
+def test_views_of_the_same_memory_are_noticed(monkeypatch):
+    model = make()
+    assert compiled(model) is not None
+    weight = model.decoder.blocks[0].attention.out_proj.weight
+    weight.data = weight.data.t()
+    assert compiled(model) is None
+    weight.data = weight.data.t()
+    assert compiled(model) is not None
+    model.matrix.data = model.matrix.data[:20]
+    assert_equal(compiled(model), in_python(monkeypatch, model))
+
+
+def test_embeddings_that_are_too_small_are_left_to_python():
+    """The kernels would read beyond their end."""
+    model = make(share=False, tie_output=False)
+    model.matrix = torch.nn.Parameter(torch.randn(500_000, 32))
+    assert compiled(model) is None
+    with pytest.raises(regard.ArgumentError, match="out of range for a vocabulary of 53"):
+        search(model, Packed.of(SOURCES), max_new_tokens=3)
+    model = make(share=False, tie_output=False)
+    model.source_embedding.weight = torch.nn.Parameter(torch.randn(9, 32))
+    assert compiled(model) is None
+    model = make(share=False, tie_output=False)
+    model.decoder.positions = SinusoidalPositions(16)
+    assert compiled(model) is None
+
+
+def test_embeddings_with_a_maximum_norm_are_left_to_python():
+    model = make()
+    assert compiled(model) is not None
+    model.embedding.max_norm = 0.5
+    assert compiled(model) is None
+
+
+@pytest.mark.parametrize("name", ["learned positions, no bias", "no positions, embedding norm"])
+def test_the_default_dtype_does_not_change_the_result(name):
+    model = make(name)
+    expected = compiled(model)
+    try:
+        torch.set_default_dtype(torch.float64)
+        found = compiled(model)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert_equal(found, expected)
 
 
 def test_changes_of_a_shallow_copy_and_of_a_class_are_noticed():

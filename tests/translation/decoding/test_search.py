@@ -442,6 +442,7 @@ def test_the_best_of_equal_and_of_large_logits():
         (lambda: Beam(0), "size=0"),
         (lambda: Beam(2, n_best=3), "Beam got size=2 and n_best=3; n_best cannot exceed size. Use size=3."),
         (lambda: Beam(length_penalty=-1.0), "length_penalty=-1"),
+        (lambda: Beam(length_penalty=1000), "length_penalty=1000; it must be at least 0 and at most 100"),
         (lambda: Beam(length_penalty=math.nan), "length_penalty=nan"),
         (lambda: Beam(prune_threshold=-1), "prune_threshold=-1"),
         (lambda: Beam(prune_threshold=math.nan), "prune_threshold=nan"),

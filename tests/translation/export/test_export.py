@@ -13,7 +13,7 @@ from regard.models import Transformer, TransformerConfig
 from regard.translation import Greedy, Tokenizer, TokenizerPair, Translator
 from regard.translation.alignment.cross_attention import AlignmentHead
 from regard.translation.decoding.search import batch_by_length, search
-from regard.translation.export.export import NAMES, _write
+from regard.translation.export.export import NAMES, _write, export_translator
 from regard.translation.export.plan import Plan
 from tests.translation.exported import (
     MAX_NEW_TOKENS,
@@ -27,12 +27,12 @@ pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings(
 FORMATS = ["ctranslate2", "onnx", "huggingface"]
 
 
-def own_translator(**options: Any) -> Translator:
+def own_translator(*, tie_output: bool = True, **options: Any) -> Translator:
     """Return a random model with regard's vocabulary."""
     torch.manual_seed(0)
     tokens = Tokenizer.learn(LINES, kind="bpe", size=70)
     config = TransformerConfig(width=16, heads=4, layers=2, ffn_dim=24, **options)
-    model = Transformer(len(tokens), config, share=True).eval()
+    model = Transformer(len(tokens), config, share=True, tie_output=tie_output).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1 and "embedding" not in name:
@@ -95,6 +95,56 @@ def every_format(name: str, *values: Any) -> pytest.MarkDecorator:
 @every_format("norm_first", True, False)
 def test_greedy_translations_are_the_same(to: str, norm_first: bool, tmp_path: Path) -> None:
     check(own_translator(norm_first=norm_first), to, tmp_path, SOURCES)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+def test_an_untied_output_matrix_is_exported(norm_first: bool, tmp_path: Path) -> None:
+    """transformers then expects a copy of the shared embeddings for each side."""
+    check(own_translator(norm_first=norm_first, tie_output=False), "huggingface", tmp_path, SOURCES)
+
+
+def test_a_pretrained_model_with_an_untied_output_matrix_is_exported(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    model = make_m2m_100(tmp_path / "model", tie_word_embeddings=False)
+    for side in (model.model.encoder, model.model.decoder):
+        side.embed_tokens.weight.data.copy_(model.model.shared.weight)
+    model.save_pretrained(tmp_path / "model")
+    translator = regard.load_translator(tmp_path / "model", source="de", target="en")
+    check(translator, "huggingface", tmp_path / "export", SOURCES)
+
+
+def test_an_existing_empty_folder_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be the working directory, a mount point or a symbolic link."""
+    pytest.importorskip("transformers")
+    make_t5(tmp_path / "model")
+    for name in ("folder", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to("other")
+    monkeypatch.chdir(tmp_path / "folder")
+    for output in (Path(), tmp_path / "link", tmp_path / "new"):
+        export_translator(tmp_path / "model", "huggingface", output)
+        assert sorted(path.name for path in output.iterdir()) == [
+            *("README.md", "config.json", "generation_config.json", "model.safetensors", "spiece.model")
+        ]
+    assert Path().samefile(tmp_path / "folder")
+    assert (tmp_path / "link").is_symlink()
+    assert not [*tmp_path.rglob(".regard-*")]
+
+
+def test_an_interrupted_export_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    make_t5(tmp_path / "model")
+    (tmp_path / "old").mkdir()
+
+    def interrupt(path: Path, destination: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", interrupt)
+    for name in ("old", "new"):
+        with pytest.raises(KeyboardInterrupt):
+            export_translator(tmp_path / "model", "huggingface", tmp_path / name)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "old"]
+    assert not [*(tmp_path / "old").iterdir()]
 
 
 @pytest.mark.parametrize("to", FORMATS)

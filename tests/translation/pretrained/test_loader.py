@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 import regard
 from regard.app.view_model import look_at_translations
 from regard.errors import ArgumentError
+from regard.models.layers.positions.sinusoidal import SinusoidalPositions
 from regard.translation import Beam, Greedy
 from regard.translation.decoding.strategies import Strategy
 from tests.translation.pretrained.conftest import Pretrained
@@ -241,7 +242,40 @@ def bad_vocabulary(folder: Path) -> None:
     (folder / "vocab.json").write_text(json.dumps({**ids, "x": 10**9}))
 
 
+def change_generation(**values: Any) -> Callable[[Path], None]:
+    """Return a function that changes generation_config.json in a folder."""
+
+    def change(folder: Path) -> None:
+        settings = json.loads((folder / "generation_config.json").read_text())
+        (folder / "generation_config.json").write_text(json.dumps({**settings, **values}))
+
+    return change
+
+
 FC1 = "model.encoder.layers.1.fc1.weight"
+POSITIONS = "model.encoder.embed_positions.weight"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_stored_positions_may_be_rounded(marian: Pretrained, tmp_path: Path, dtype: torch.dtype) -> None:
+    shutil.copytree(marian.path, tmp_path, dirs_exist_ok=True)
+    table = SinusoidalPositions(16, layout="concatenated")(torch.arange(64)).to(dtype)
+    change_tensors(lambda tensors: tensors.update({POSITIONS: table}))(tmp_path)
+    assert compare_logits(tmp_path, marian.model) < 1e-4
+
+
+def test_a_folder_without_languages_is_refused(m2m_100: Pretrained, tmp_path: Path) -> None:
+    shutil.copytree(m2m_100.path, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "vocab.json").unlink()
+    with pytest.raises(ArgumentError, match=r"lists no languages. Copy the whole folder, including vocab"):
+        regard.load_translator(tmp_path, **m2m_100.languages)
+
+
+def test_a_t5_activation_must_be_a_name(tmp_path: Path) -> None:
+    make_t5(tmp_path)
+    change_config(feed_forward_proj=["relu"])(tmp_path)
+    with pytest.raises(ArgumentError, match=r"feed_forward_proj=\['relu'\]; regard supports relu"):
+        regard.load_translator(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -254,6 +288,12 @@ FC1 = "model.encoder.layers.1.fc1.weight"
         (change_config(normalize_before=True), "normalize_before=True; regard supports only False"),
         (change_config(moe_experts=8), "moe_experts=8, which regard does not support"),
         (change_config(activation_function="tanh"), "activation_function='tanh'; regard supports relu"),
+        (change_generation(bad_words_ids=5), "bad_words_ids=5; it must be a list"),
+        (change_generation(suppress_tokens=[10**6]), "but 1000000 is used as the id of a special or suppr"),
+        (change_generation(decoder_start_token_id=10**6), "but 1000000 is used as the id of a special"),
+        (change_generation(forced_bos_token_id=5), "forced_bos_token_id=5; regard supports it only in M2M"),
+        (change_tensors(lambda tensors: tensors.update({POSITIONS: torch.ones(())})), r"has shape \(\)"),
+        (change_tensors(lambda tensors: tensors.update({POSITIONS: torch.ones(8, 16)})), "is not a table of"),
         (change_tensors(lambda tensors: tensors.pop(FC1)), f"lack '{FC1}'"),  # type: ignore[arg-type,return-value]
         (change_tensors(lambda tensors: tensors.update(extra=torch.ones(2))), "have 'extra', which regard"),
         (change_tensors(lambda tensors: tensors.update({FC1: tensors[FC1] * torch.nan})), "NaN or infinite"),

@@ -22,6 +22,26 @@ def test_only_known_words_change_in_other_sentences():
     )
 
 
+def test_headlines_and_mixed_case_give_the_training_text():
+    casing = Casing(WORDS)
+    assert casing.normalize(["Der", "Mann", "Geht", "Die", "Straße,", "Kassel"]) == (
+        ["Der", "Mann", "geht", "die", "Straße,", "Kassel"],
+        [False] * 6,
+    )
+    assert casing.normalize(["dER", "mANN", "gEHT", "mit", "iPhone"])[0] == [
+        "Der",
+        "Mann",
+        "geht",
+        "mit",
+        "iPhone",
+    ]
+    names = ["Max", "Braun", "Der", "Mann"]
+    assert casing.normalize(names)[0] == names  # all of them are capitalized in the training text, or unknown
+    assert Casing(dict.fromkeys(["Der", "Mann", "Geht", "Die"], 1)).normalize(["Der", "Mann", "Geht", "Die"])[
+        0
+    ] == [*("Der", "Mann", "Geht", "Die")]
+
+
 def test_an_uncased_corpus_is_lowercased():
     words, upper = Casing({"mann": 1}, lowercase=1.0).normalize(["Ein", "MANN"])
     assert (words, upper) == (["ein", "mann"], [False, True])

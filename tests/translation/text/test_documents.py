@@ -83,7 +83,7 @@ def test_html_that_is_not_well_formed(pieces):
     assert Structure(result).events == Structure(text).events
 
 
-@given(st.text(st.sampled_from("ab .\n\r\t-#"), max_size=40), st.sampled_from(["lines", "text"]))
+@given(st.text(st.sampled_from("ab .\n\r\t-#|"), max_size=40), st.sampled_from(["lines", "text"]))
 def test_text_keeps_blank_lines_and_indentation(text, format):
     assert translate_document(Upper(), text, format).text.split() == text.upper().split()
     if max(map(len, text.splitlines()), default=0) < 40:
@@ -121,3 +121,44 @@ def test_tsv():
     )
     with pytest.raises(ArgumentError, match="Line 2 has 1 column, so column 2 cannot be translated"):
         translate_document(Upper(), "a\tb\nc\n", "tsv", column=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "translated"),
+    [
+        ('1\t"ein ""Hund"" bellt"\tc\n', '1\t"EIN ""HUND"" BELLT"\tc\n'),
+        ('1\t"ein\nHund"\tc\r\n2\t""\td', '1\t"EIN\nHUND"\tc\r\n2\t""\td'),
+        ('1\t"ein", sagt er\n2\t"er\n', '1\t"EIN", SAGT ER\n2\t"ER\n'),  # not quoted cells
+    ],
+)
+def test_quoted_tsv_cells_stay_quoted(text, translated):
+    assert translate_document(Upper(), text, "tsv", column=2).text == translated
+
+
+@given(st.text(st.sampled_from('ab"\t\r\n'), max_size=30))
+def test_tsv_loses_nothing(text):
+    class Same:
+        def translate(self, texts, **options):
+            return [SimpleNamespace(text=text, note="") for text in texts]
+
+    assert translate_document(Same(), text, "tsv").text == text
+
+
+def test_a_space_entity_separates_words():
+    texts = []
+
+    class Record(Upper):
+        def translate(self, texts_, **options):
+            texts.extend(texts_)
+            return super().translate(texts_)
+
+    page = "<p>ein&nbsp;Hund</p><td>&nbsp;</td><p>&nbsp;ein&#160;</p>"
+    result = translate_document(Record(), page, "html").text
+    assert [text.split() for text in texts if "Hund" in text] == [["ein", "Hund"]]
+    assert result.lower().startswith("<p>ein hund</p><td>&nbsp;</td><p>&nbsp;ein&#160;</p>")
+
+
+def test_fenced_code_and_tables():
+    text = "ein Hund\n```py\nein = 1\n\nb\n```\n| ein | b\\|c |\r\n|:---|---|\n| 3 |  |\nein\n```\nHund"
+    expected = "EIN HUND\n```py\nein = 1\n\nb\n```\n| EIN | B\\|C |\r\n|:---|---|\n| 3 |  |\nEIN\n```\nHUND"
+    assert translate_document(Upper(), text, "text").text == expected

@@ -21,6 +21,22 @@ from regard.translation.text.protected_spans import find_spans, split_words
         ("§5, 20°C bei 3×4 m, 90°, 3 ‰", ["§5", "20°C", "3×4", "90°", "3 ‰"]),
         ("-5 °C, 10–12 Hunde, 5 $, 5 $6", ["-5 °C", "10–12", "5 $", "5", "$6"]),
         (r"C:\Users\Max\a.txt, (/usr/bin/ls), ~/a/b.", [r"C:\Users\Max\a.txt", "/usr/bin/ls", "~/a/b"]),
+        (
+            r"./run.sh, a/b.py; (IMG_2.JPG) c.tar.gz \\srv\x",
+            ["./run.sh", "a/b.py", "IMG_2.JPG", "c.tar.gz", r"\\srv\x"],
+        ),
+        ("v2.0.1, 3.12.1-rc2. 3.0-SNAPSHOT", ["v2.0.1", "3.12.1-rc2", "3.0-SNAPSHOT"]),
+        ("2024-03-15T12:30:05Z, 2024-03-15", ["2024-03-15T12:30:05Z", "2024-03-15"]),
+        (
+            "+49 (0)30 1234-56, 030/1234567, (030) 1234567",
+            ["+49 (0)30 1234-56", "030/1234567", "(030) 1234567"],
+        ),
+        ("+43 1 234 56 78 an, 0171 2345678.", ["+43 1 234 56 78", "0171 2345678"]),
+        ("DE89 3704 0044 0532 0130 00 ist", ["DE89 3704 0044 0532 0130 00"]),
+        ("10 000 Hunde, 1\u00a0234,5 €, 12 34", ["10 000", "1\u00a0234,5 €", "12", "34"]),
+        ("§ 5 Abs. 2, € 7, H₂O, 3,5kg, 100km/h", ["§ 5", "2", "€ 7", "H₂O", "3,5kg", "100km/h"]),
+        ("`a b` und ``x'', 2-3-jährig", ["`a b`", "2-3"]),
+        ("Er singt.Es regnet. müller-x.de, a.b.org/c?d=1", ["müller-x.de", "a.b.org/c?d=1"]),
         ("und/oder, m/w/d, 1 / 2", ["1", "2"]),
         ("Ein T-Shirt, U-Bahn: z. B. Müller & Co.", []),
     ],
@@ -38,3 +54,30 @@ def test_spans_are_in_order_and_words_contain_them(text):
     assert all(any(a <= span.start and span.stop <= b for a, b in words) for span in spans)
     if not any(character.isspace() for span in spans for character in span.of(text)):
         assert [text[a:b] for a, b in words] == text.split()
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "1",
+        "1.",
+        "a1",
+        "1-a",
+        "a.",
+        "a/",
+        "`a",
+        "0 ",
+        "(0)",
+        "ab12 ",
+        "./",
+        "\\",
+        "-",
+        "a.b-1",
+        "a.1-b@",
+        "a-.",
+    ],
+)
+def test_repetitions_take_linear_time(piece):
+    """Backtracking would take minutes."""
+    text = piece * (40_000 // len(piece))
+    assert all(0 <= span.start < span.stop <= len(text) for span in find_spans(text))

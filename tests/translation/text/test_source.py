@@ -33,6 +33,14 @@ def test_spans_are_not_split(copies, tokenizer):
         assert "".join(word for part in parts for word in part.segmentation.words) == line.replace(" ", "")
 
 
+def test_a_span_repeated_in_a_long_word_is_in_one_part(tokenizer):
+    line = "ein " + "bellt/1a/" * 30
+    parts = SourceReader(tokenizer, TextProfile(), max_tokens=40).read(line).parts
+    assert len(parts) > 2
+    copied = [text for part in parts for texts in part.copies.values() for text in texts]
+    assert "".join(copied).count("1a") == 30
+
+
 def test_terms_of_a_long_sentence(tokenizer):
     reader = SourceReader(tokenizer, TextProfile(), max_tokens=40, copies=False)
     line = "ein Hund " * 9 + "lacht laut " + "eine Frau " * 9 + "lacht"
@@ -75,7 +83,7 @@ def test_joiners_that_join_are_kept(tokenizer, text):
     assert [copy for part in reader.read(f"ein {text} bellt").parts for copy in part.copies[1]] == [text]
 
 
-@pytest.mark.parametrize("text", ["x=1", "<3", "10~12", "[a](http://x.de/1)", "a=b=3"])
+@pytest.mark.parametrize("text", ["x=1", "<3", "10~12", "a=b=3"])
 def test_a_span_beside_unknown_symbols_is_copied_whole(tokenizer, text):
     reader = SourceReader(tokenizer, TextProfile(), max_tokens=99)
     (part,) = reader.read(f"ein {text} bellt").parts
@@ -94,3 +102,15 @@ def test_unknown_words_are_copied_as_written():
         ("ein hund aus kraków", {3: ["kraków"]}),
     ):
         assert reader.read(line).parts[0].copies == copies
+
+
+@pytest.mark.parametrize("marker", ["-", "#", "> *", "•", "–", "- [ ]"])
+def test_a_list_marker_is_a_part_of_its_own(tokenizer, marker):
+    reader = SourceReader(tokenizer, TextProfile(), max_tokens=99)
+    line = reader.read(f"{marker} ein Hund bellt. Frau lacht.")
+    assert [part.has_text for part in line.parts] == [False, True, True]
+    assert " ".join(line.parts[0].segmentation.words) == marker
+    assert " ".join(line.words) == line.text
+    assert line.sentences == 3
+    for text in ("-5 ein Hund", "- 5", "-", "#ein Hund"):
+        assert len(reader.read(text).parts) == 1

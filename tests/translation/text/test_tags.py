@@ -9,6 +9,7 @@ from regard.translation.text.tags import place_tags, strip_tags, write_tags
 PIECES = st.lists(
     st.sampled_from(
         [
+            *("*", "_ ", "**", "[", "](x.de)"),
             *("<b>", "</b>", "<i class='x'>", "</i>", "<br/>", "<!-- a -->", "&lt;b&gt;", "&lt;/b&gt;"),
             *("Hund ", "zwei. ", " "),
         ]
@@ -35,6 +36,27 @@ def test_pairs_enclose_the_aligned_words():
     assert translate("Ein <b>Mann</b> geht.", [0, 1, 2]) == "Ein <b>Mann</b> geht."
     assert translate("<i>heute <b>bellt</b></i> er", [2, 1, 0]) == "er <i><b>bellt</b> heute</i>"
     assert translate("Ein &lt;b&gt;Mann&lt;/b&gt; geht.", [1, 0, 2]) == "&lt;b&gt;Mann&lt;/b&gt; Ein geht."
+
+
+def test_markdown_encloses_the_aligned_words():
+    assert translate("Ein **Mann** geht.", [1, 0, 2]) == "**Mann** Ein geht."
+    link = "heute [bellt *er*](https://x.de/_a_)"
+    assert translate(link, [2, 1, 0]) == "[*er* bellt](https://x.de/_a_) heute"
+    for text in (
+        "**zwei *kleine* Hunde** bellen",
+        "**[Hund](a.de)** und ~~Katze~~, _bellt_.",
+        '![Hund](a.png "Ein Hund"), ***Katze*** __und Hund__!',
+        "*Hund* bellt <b>*Katze*</b>",
+    ):
+        assert strip_tags(text)[1]
+        assert translate(text, list(range(len(strip_tags(text)[0].split())))) == text
+
+
+def test_markdown_is_never_empty():
+    for order in ([0, 2], [2, 0], [0], [2]):
+        text = translate("Ein *kleiner* Hund", order)
+        assert "**" not in text
+        assert text.count("*") == 2
 
 
 def test_whitespace_and_punctuation_stay_where_they_were():
@@ -79,5 +101,7 @@ def test_no_tags():
         "&lt;3",
         "&lt;b",
         "x &lt;y und z&gt;0",
+        "5 * 3 * 2, a_b_c, *args und *kwargs, Freund*innen*, Preis*",
+        "`**a**` und https://x.de/*a*/_b_/ __name__ [a] (b)",
     ):
         assert strip_tags(text) == (text, [])

@@ -31,7 +31,7 @@ def choose(monkeypatch: pytest.MonkeyPatch, products: float, step: float, parame
         run_step("bfloat16")
         return step, 1.0
 
-    monkeypatch.setattr(precision, "_time", time)
+    monkeypatch.setattr(precision, "time_steps", time)
     return choose_precision(run.append, width=16, parameters=parameters, device=CPU), run
 
 
@@ -72,7 +72,7 @@ def test_a_measurement_runs_both_precisions():
         with precision.autocast(name, CPU):
             dtypes.append(torch.nn.functional.linear(torch.ones(1, 2), torch.ones(3, 2)).dtype)
 
-    times = precision._time(run, rounds=2)
+    times = precision.time_steps(run, rounds=2)
     assert dtypes == [torch.float32, torch.bfloat16] * 2
     assert all(0 < seconds < 10 for seconds in times)
     assert all(seconds > 0 for seconds in precision._time_products(8, CPU))

@@ -113,7 +113,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 async def _explain(request: Request, error: Exception) -> Response:
-    """Return the response for an exception. Internal errors are logged, and their message is not sent."""
+    """Return the response for an exception. Internal errors are logged; their messages are not sent."""
     match error:
         case ClientDisconnect():
             return Response(status_code=_CLIENT_CLOSED_REQUEST)

@@ -71,7 +71,7 @@ class Entry:
 
     @property
     def traceable(self) -> bool:
-        """Whether the section Inside can draw the model."""
+        """Whether the Inside section can draw the model."""
         return supports(self.model)
 
     @classmethod

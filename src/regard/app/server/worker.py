@@ -32,7 +32,7 @@ T = TypeVar("T")
 BatchFunction = Callable[[list[Any]], Sequence[Any]]
 
 
-_RESERVED: deque[int] = deque()  # bytes reserved by each running job of all threads; appends are atomic
+_RESERVED: deque[int] = deque()  # bytes reserved by each running job, across all threads; appends are atomic
 
 
 class _Job(NamedTuple):

@@ -1,1 +1,1 @@
-"""Small English stories from a grammar, and the language model trained on them."""
+"""Short English stories from a grammar, and the language model trained on them."""

@@ -24,7 +24,7 @@ def main() -> None:
     seconds, threads = time.monotonic() - start, torch.get_num_threads()
     print(f"{model}: {seconds:.0f} s on {threads} threads. Saved in {arguments.folder}.")
     loss, consistent = held_out_loss(model), consistency(model)
-    print(f"Stories from another seed: loss {loss:.3f}, {consistent:.1%} without contradiction.")
+    print(f"Stories from another seed: loss {loss:.3f}, {consistent:.1%} without contradictions.")
 
 
 if __name__ == "__main__":

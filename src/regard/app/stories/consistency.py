@@ -1,4 +1,4 @@
-"""Find contradictions in a story: its names, colors, owners, places and pronouns."""
+"""Find contradictions in the names, colors, owners, places and pronouns of a story."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ def _cast(story: str) -> Iterator[str]:
 
 
 def _colors(story: str) -> Iterator[str]:
-    """Yield the things that were not introduced, or whose color differs from their first mention."""
+    """Yield the things that were not introduced, or whose color has changed since their first mention."""
     colors: dict[str, str] = {}
     for match in re.finditer(rf"\b(an?|the|his|her|my|your|new) (?:({_COLOR}) )?({_THING})\b", story):
         article, color, noun = match.groups()

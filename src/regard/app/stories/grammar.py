@@ -1,8 +1,8 @@
-"""A grammar of small English stories with consistent facts.
+"""A grammar of short English stories with consistent facts.
 
-A story tracks who owns what and where things are, so many words can be predicted only from earlier sentences:
-names, colors, places, and the person or thing that a pronoun refers to. Stories consist of lowercase words
-and punctuation, separated by spaces.
+A story tracks who owns what and where things are. Many words can therefore be predicted only from earlier
+sentences: names, colors, places, and the person or thing that a pronoun refers to. Stories consist of
+lowercase words and punctuation, separated by spaces.
 """
 
 from collections.abc import Callable, Iterator

@@ -203,6 +203,11 @@ def align(
     _check_aligner(lexical_options, model_options, model, symmetrize, threshold)
     check_output(output)
     check_output(save, "--save")
+    _check_distinct(
+        {"SOURCE": None if text else source, "TARGET": None if text else target, "--aligner": aligner}
+        | {"--gold": gold},
+        {"--save": save, "--output": output},
+    )
     is_tmx = output is not None and output.suffix == ".tmx"
     if is_tmx and (as_json or draw or scores):
         raise ArgumentError(f"--output {str(output)!r} is a TMX file; remove --json, --draw and --scores.")
@@ -227,7 +232,9 @@ def align(
     predicted: list[Links] = []
     aligned = _collect(aligned, predicted) if gold_links is not None else aligned
     if is_tmx and output is not None:
-        write_aligned_tmx(output, aligned, tags or (None if text else read_languages(source, format)))
+        # a pipe can be read only once
+        seekable = not text and Path(source).is_file()
+        write_aligned_tmx(output, aligned, tags or (read_languages(source, format) if seekable else None))
     else:
         # with --gold, only the error rate is printed
         to_stdout = sys.stdout if gold is None else StringIO()
@@ -282,6 +289,20 @@ def _check_inputs(
         raise ArgumentError(
             "SOURCE and TARGET are both -; pass pairs (source⇥target) on stdin, and omit TARGET."
         )
+
+
+def _check_distinct(inputs: dict[str, str | Path | None], outputs: dict[str, Path | None]) -> None:
+    """Raise an error if an output file is also an input file or another output file."""
+    files = {Path(path).resolve(): name for name, path in inputs.items() if path not in (None, "-")}
+    for name, path in outputs.items():
+        if path is None:
+            continue
+        if path.resolve() in files:
+            raise ArgumentError(
+                f"{files[path.resolve()]} and {name} are the same file, {str(path)!r}; choose another file "
+                f"for {name}."
+            )
+        files[path.resolve()] = name
 
 
 def _check_options(

@@ -44,7 +44,8 @@ def translate(
     sentences: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="SENTENCE", help="Sentences, each in quotes. If omitted, --file or stdin is read."
+            metavar="SENTENCE",
+            help="Sentences, each in quotes. If omitted, --file or stdin is read. A single - is stdin.",
         ),
     ] = None,
     file: Annotated[
@@ -78,7 +79,8 @@ def translate(
     matches: Annotated[
         int,
         typer.Option(
-            help="Also print the N most similar training pairs, one per line: # similarity, source, target."
+            help="Also print the N most similar training pairs, one per line, as tab-separated columns: "
+            "# similarity, source, target."
         ),
     ] = 0,
     beam: Annotated[
@@ -141,6 +143,8 @@ def translate(
     regard translate -m m2m100_418M --languages de-en "Zwei Hunde."
     regard translate -m de-en --file page.html -o page.en.html --terms terms.tsv
     """
+    if sentences == ["-"] and file is None:
+        sentences, file = None, Path("-")
     _check_inputs(sentences, file, output)
     document = _document_format(
         format, column, file, n_best > 1 or scores or alignment or as_json or matches > 0

@@ -19,7 +19,7 @@ from regard.mechanism.torch_state import concrete
 
 _CHUNK = 2**24  # mask entries processed at a time
 _FAR = 2**40  # stop of an interval without an upper bound
-_SPARSE = 0.9  # intervals that enclose rows with gaps are used only if they cover less than this fraction
+_SPARSE = 0.9  # intervals around rows with gaps are used only if they cover less than this fraction
 
 
 class Intervals(Mask):

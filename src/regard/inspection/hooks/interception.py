@@ -3,7 +3,7 @@
 Wrappers are installed when the first thread starts watching and removed when the last one stops. They always
 call the original function with unchanged arguments. Each thread has its own observers and its own tracer,
 which follows torch's functions. torch's attention modules have no forward hooks, because hooks would disable
-the fast path of its encoder layers.
+the fast path of torch's encoder layers.
 """
 
 import sys
@@ -337,7 +337,7 @@ def _stance_patch() -> Patch:
 
 
 def _compile_patch() -> Patch:
-    """Set the stance when torch.compile or FlexAttention loads the compiler; importing it takes seconds."""
+    """Set the stance when torch.compile or FlexAttention loads the compiler, whose import takes seconds."""
 
     def wrap(compile: Function) -> Function:
         is_loaded = False

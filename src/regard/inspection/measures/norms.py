@@ -13,7 +13,7 @@ class Norms(WeightProduct):
     """‖α f(x)‖: the norm of the vector that each key adds to each query, as a lazy matrix (…, h, q, k).
 
     f(x) = (x W_V + b_V) W_O is the value of a key after the output projection of its head (Kobayashi et al.
-    2020, section 3), so ‖α f(x)‖ = α ‖f(x)‖: the weights with scaled columns.
+    2020, section 3), so ‖α f(x)‖ = α ‖f(x)‖: each column of the weights is scaled.
 
     >>> import torch, regard
     >>> layer, x = regard.models.MultiHeadAttention(8, 2), torch.randn(5, 8)

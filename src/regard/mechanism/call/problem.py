@@ -48,7 +48,7 @@ class ProblemConfig(NamedTuple):
     softcap: float | None = None
     dropout: float = 0.0
     terms: int = 0  # number of mask terms
-    queries: int = 0  # in the full call; for relative biases, dropout, and the order of sums (`few_rows`)
+    queries: int = 0  # in the full call; needed for relative biases, dropout and the summation order
     nan_safe: bool = True  # the tensors may contain NaN or inf
     score: str = ""  # name of the score, for display
     fused: bool = False  # use the kernels if they support the problem

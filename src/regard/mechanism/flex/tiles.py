@@ -48,7 +48,7 @@ class Functions(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Output (b, h, q, e), and the logsumexp and the maximum of each row of scores, (b, h, q)."""
+    """Output (b, h, q, e), and the logsumexp and maximum of each row of scores, (b, h, q)."""
 
     output: Tensor
     lse: Tensor

@@ -226,8 +226,8 @@ class LazyMatrix(TiledMatrix):
     ) -> Self:
         """Create the matrix of a cached call; see `CachedCall`.
 
-        This runs after each call, when the kernels have emptied the caches of Python's code. It therefore
-        executes as little as possible, and `_state` does the rest on first use.
+        This runs after each call, when the kernels have evicted Python's code from the CPU caches. It
+        therefore does as little as possible, and `_state` does the rest on first use.
         """
         self = cls.__new__(cls)
         self._lead = lead

@@ -228,8 +228,8 @@ def _encoder_names(folder: Path, slices: Mapping[str, Any]) -> dict[str, str]:
     if prefix is None:
         names = short_list(sorted(slices)) if slices else "no tensors"
         raise ArgumentError(
-            f"The weights in {folder} lack {_WORDS}, even with the prefixes {', '.join(_PREFIXES[1:])}; "
-            f"they have {names}. Use a BERT, RoBERTa or DistilBERT model."
+            f"The weights in {folder} lack {_WORDS}, with or without the prefixes "
+            f"{', '.join(_PREFIXES[1:])}; they have {names}. Use a BERT, RoBERTa or DistilBERT model."
         )
     names_in_file: dict[str, str] = {}
     for name in slices:

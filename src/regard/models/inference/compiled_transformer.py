@@ -19,6 +19,7 @@ from regard.models.layers.dropout import fast_modules
 from regard.models.layers.embedding import Embedding
 from regard.models.layers.linear import Int8Linear
 from regard.models.layers.position_encoding import PositionEncoding
+from regard.models.layers.positions.learned import LearnedPositions
 from regard.models.layers.positions.sinusoidal import SinusoidalPositions
 from regard.models.seq2seq import INT8_OUTPUT
 from regard.models.transformer import OutputProjection, Transformer
@@ -32,7 +33,7 @@ _SETTINGS: dict[type, tuple[str, ...]] = {  # attributes on which the numbers de
     MultiHeadAttention: ("normalize", "score", "heads", "key_heads", "watchers"),
     FeedForward: ("activation",),
     Residual: ("norm_first",),
-    Embedding: ("scale",),
+    Embedding: ("scale", "num_embeddings", "max_norm"),
     nn.LayerNorm: ("eps",),
 }
 
@@ -114,7 +115,11 @@ class _Addresses:
             list(map(len, self.states)),  # a new attribute may replace a method, such as `forward`
             [state["training"] for state in self.states],
             list(map(id, chain.from_iterable(map(dict.values, self.children)))),
-            [(id(x), x.data_ptr(), x.dtype) for x in tensors if x is not None],
+            [
+                (id(x), x.data_ptr(), x.dtype, x.shape, x.is_contiguous())  # x.data may be another view
+                for x in tensors
+                if x is not None
+            ],
             [state.get(name) for state, name in self.settings],
         )
 
@@ -149,20 +154,20 @@ def _has_global_hooks() -> bool:
 
 
 def _supports(model: Transformer) -> bool:
+    source, target = model.source_embedding or model.embedding, model.embedding
     outputs = model.output_weight, model.output_bias
     return (
         type(model) is Transformer
         and not vars(model).keys() & {"start", "step", "encode"}
         and model.output_scale == 1
         and not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-        and all(type(e) is Embedding for e in (model.embedding, model.source_embedding or model.embedding))
-        and all(_is_float32(x) for x in (*outputs, model.embedding.weight, _source_weight(model)))
+        and all(type(embedding) is Embedding and embedding.max_norm is None for embedding in (source, target))
+        and all(embedding.num_embeddings <= len(embedding.weight) for embedding in (source, target))
+        and all(_is_float32(x) for x in (*outputs, source.weight, target.weight))
+        and all(x.shape[1] == model.decoder.config.width for x in (outputs[0], source.weight, target.weight))
+        and len(model.output_weight) <= len(target.weight)  # every token that is generated has an embedding
         and all(_supports_stack(stack) for stack in (model.encoder, model.decoder))
     )
-
-
-def _source_weight(model: Transformer) -> Tensor:
-    return (model.source_embedding or model.embedding).weight
 
 
 def _is_float32(tensor: Tensor | None) -> bool:
@@ -174,19 +179,9 @@ def _is_float32(tensor: Tensor | None) -> bool:
 def _supports_stack(stack: Stack) -> bool:
     return (
         decoder_step.supports(stack)
-        and all(decoder_step.is_compiled(block) for block in stack.blocks)
-        and isinstance(stack.norm, nn.LayerNorm | nn.Identity)
-        and isinstance(stack.embedding_norm, nn.LayerNorm | nn.Identity)
-        and all(_is_exact(module, stack.config.eps) for module in stack.modules())
+        and decoder_step.is_compiled(stack)
         and all(_can_divide(block) for block in stack.blocks)
     )
-
-
-def _is_exact(module: nn.Module, eps: float) -> bool:
-    """Whether a layer computes what the kernels do: a subclass of nn.Linear may compute anything."""
-    if isinstance(module, nn.LayerNorm):
-        return module.elementwise_affine and module.eps == eps
-    return not isinstance(module, nn.Linear) or type(module) is nn.Linear
 
 
 def _can_divide(block: nn.Module) -> bool:
@@ -201,14 +196,20 @@ def _scale(embedding: Embedding) -> float:
 
 
 def _position_table(positions: object, length: int, width: int) -> Tensor | None:
-    """Return the vectors that are added at the first `length` positions, or None if there are fewer."""
-    assert isinstance(positions, PositionEncoding)
-    if isinstance(positions, SinusoidalPositions):
-        return positions.table(length)
-    if positions.max_length is not None and length > positions.max_length:
+    """Return the vectors that are added at the first `length` positions.
+
+    Return None if there are fewer, or if the encoding is of another class, which may compute anything.
+    """
+    if type(positions) is SinusoidalPositions:
+        table = positions.table(length)
+    elif type(positions) is LearnedPositions:
+        table = positions.vectors
+    elif type(positions) is PositionEncoding:  # no positions
+        table = torch.zeros(length, width, dtype=torch.float32, device="cpu")
+    else:
         return None
-    table, _ = positions.encode(torch.zeros(length, width), torch.arange(length))
-    return table.contiguous()
+    fits = len(table) >= length and table.shape[1] == width and table.is_contiguous()
+    return table if fits else None
 
 
 def _stack_numbers(stack: Stack) -> list[int]:

@@ -20,12 +20,20 @@ from regard.mechanism.normalizers import Softmax
 from regard.mechanism.scores import ScaledDot
 from regard.mechanism.torch_state import plain_cpu
 from regard.models.layers.attention import Attends, MultiHeadAttention
-from regard.models.layers.blocks import DecoderBlock, EncoderBlock, FeedForward, Residual, Stack
+from regard.models.layers.blocks import (
+    DecoderBlock,
+    EncoderBlock,
+    FeedForward,
+    Residual,
+    Stack,
+    TransformerConfig,
+)
+from regard.models.layers.dropout import Dropout
 from regard.models.layers.kv_cache import KeyValues, KVCache, RowMap
 from regard.models.layers.linear import MAX_ROWS, Int8Linear, few_rows_linear, project
 
 _ATTENTION = Attends.attention  # the original, which `regard.watch` and `regard.edit` replace
-_MODULES = (
+_MODULES = {  # exact types: a subclass may compute anything
     Stack,
     EncoderBlock,
     DecoderBlock,
@@ -34,8 +42,13 @@ _MODULES = (
     Residual,
     nn.LayerNorm,
     nn.RMSNorm,
-)
-_LAYERS = (nn.Linear, Int8Linear, nn.Identity, nn.ModuleList, nn.Dropout)
+    nn.Linear,
+    Int8Linear,
+    nn.Identity,
+    nn.ModuleList,
+    Dropout,
+}
+_METHODS = {"forward", "attention", "encode"}  # replaced if an instance has an attribute of this name
 
 
 class Source(NamedTuple):
@@ -63,7 +76,7 @@ class Source(NamedTuple):
             torch.cat([part.transpose(1, 2).flatten(2) for part in (source.key, source.value)], -1)
             for source in sources
         ]
-        compiled = all(map(is_compiled, stack.blocks)) and isinstance(stack.norm, nn.LayerNorm | nn.Identity)
+        compiled = is_compiled(stack)
         addresses = [_block_addresses(block) for block in stack.blocks] if compiled else None  # type: ignore[arg-type]
         modules = list(stack.modules())
         return cls(
@@ -115,23 +128,22 @@ def _float_tensors(stack: Stack) -> Iterator[Tensor]:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+    if module._forward_hooks or module._forward_pre_hooks or not vars(module).keys().isdisjoint(_METHODS):
         return False
     if isinstance(module, MultiHeadAttention):
         return (
             type(module) is MultiHeadAttention
             and not module.watchers
-            and "attention" not in vars(module)
             and module.normalize == Softmax()
             and module.score == ScaledDot()
             and isinstance(module.in_proj, nn.Linear | Int8Linear)
             and module.head_width == module.head_value_width
         )
-    return type(module) in _MODULES or isinstance(module, _LAYERS) or _is_position_encoding(module)
+    return type(module) in _MODULES or _is_position_encoding(module)
 
 
 def _is_position_encoding(module: object) -> bool:
-    """Whether a module encodes positions only in the input of the first block, which the caller prepares."""
+    """Whether a module encodes positions in the input of the first block, which the caller prepares."""
     from regard.models.layers.position_encoding import PositionEncoding
     from regard.models.layers.positions.rotary import RotaryPositions
 
@@ -197,15 +209,43 @@ def _is_readable(output: nn.Linear | Int8Linear, rows: int) -> bool:
     return rows <= MAX_ROWS and output.weight.is_contiguous() and output.weight.dtype is torch.float32
 
 
-def is_compiled(block: nn.Module) -> bool:
-    """Whether the kernels support a block, which must have layer norms and ReLU."""
-    assert isinstance(block, EncoderBlock | DecoderBlock)
-    residuals = [block.attention_residual, block.feed_forward_residual]
-    residuals += [block.cross_residual] if isinstance(block, DecoderBlock) else []
-    norms = all(
-        isinstance(residual.norm, nn.LayerNorm) and residual.norm.elementwise_affine for residual in residuals
+def is_compiled(stack: Stack) -> bool:
+    """Whether the kernels support a stack: layer norms, ReLU, and the same sizes in all blocks."""
+    config, blocks = stack.config, list(stack.blocks)
+    norms = [module for module in stack.modules() if isinstance(module, nn.LayerNorm)]
+    return (
+        bool(blocks)
+        and all(isinstance(norm, nn.LayerNorm | nn.Identity) for norm in (stack.embedding_norm, stack.norm))
+        and all(norm.elementwise_affine and norm.eps == config.eps for norm in norms)
+        and all(_is_compiled_block(block, config, blocks[0].attention) for block in blocks)  # type: ignore[arg-type]
     )
-    return norms and block.feed_forward.activation == "relu"
+
+
+def _is_compiled_block(block: nn.Module, config: TransformerConfig, first: MultiHeadAttention) -> bool:
+    assert isinstance(block, EncoderBlock | DecoderBlock)
+    residuals, attentions = [block.attention_residual, block.feed_forward_residual], [block.attention]
+    if isinstance(block, DecoderBlock):
+        residuals.append(block.cross_residual)
+        attentions.append(block.cross)
+    heads, key_heads, head, width = first.heads, first.key_heads, first.head_width, config.width
+    inner = config.resolved_ffn_dim
+    return (
+        block.feed_forward.activation == "relu"
+        and all(isinstance(x.norm, nn.LayerNorm) and x.norm_first == config.norm_first for x in residuals)
+        and all((x.heads, x.key_heads, x.head_width) == (heads, key_heads, head) for x in attentions)
+        and all(_shape(x.in_proj) == ((heads + 2 * key_heads) * head, width) for x in attentions)
+        and all(_shape(x.out_proj) == (width, heads * head) for x in attentions)
+        and _shape(block.feed_forward.in_proj) == (inner, width)
+        and _shape(block.feed_forward.out_proj) == (width, inner)
+    )
+
+
+def _shape(layer: nn.Module) -> tuple[int, ...]:
+    """Return the numbers of outputs and inputs of a linear layer."""
+    if isinstance(layer, Int8Linear):
+        return layer.out_features, layer.in_features
+    assert isinstance(layer, nn.Linear)
+    return tuple(layer.weight.shape)  # its parameters may have been replaced
 
 
 def _block_addresses(block: DecoderBlock) -> list[int]:

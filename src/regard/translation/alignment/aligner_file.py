@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "regard aligner", 1
 _MAX_HEADER_BYTES = 1 << 16
 _SIDES = ("source", "target")
+_SURROGATES = "surrogatepass"  # a word in Python may contain a lone surrogate
 _DTYPES = {
     "source.words": np.uint8,  # UTF-8, separated by line breaks
     "target.words": np.uint8,
@@ -43,7 +44,7 @@ def write_aligner(path: str | os.PathLike[str], aligner: "LexicalAligner") -> No
     }
     for side, name in enumerate(_SIDES):
         text = "\n".join(pairs.words[side].numbers)
-        arrays[f"{name}.words"] = np.frombuffer(text.encode(), dtype=np.uint8)
+        arrays[f"{name}.words"] = np.frombuffer(text.encode(errors=_SURROGATES), dtype=np.uint8)
         arrays[f"{name}.frequencies"] = aligner.lexicon.frequencies[side]
         arrays[f"{name}.null"] = aligner.null[1 - side]  # in direction 0, target words are observed
         arrays[f"{name}.jumps"] = aligner.jumps[side]  # in direction 0, jumps are between source words
@@ -87,7 +88,7 @@ def _check_header(path: str | os.PathLike[str]) -> None:
     try:
         metadata = json.loads(start[8 : 8 + length])["__metadata__"]
         format, version = metadata["format"], int(metadata["version"])
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         format, version = None, 0
     if format != FORMAT:
         raise ArgumentError(
@@ -97,7 +98,7 @@ def _check_header(path: str | os.PathLike[str]) -> None:
     if version != VERSION:
         raise ArgumentError(
             f"{name!r} uses version {version} of the aligner format; this version of regard reads "
-            f"{VERSION}. "
+            f"version {VERSION}. "
             f"{'Upgrade regard' if version > VERSION else 'Train the aligner again with --save'}."
         )
 
@@ -114,7 +115,7 @@ def _check_arrays(arrays: dict[str, NDArray[Any]]) -> None:
 
 
 def _read_words(array: NDArray[Any]) -> Vocabulary:
-    words = array.tobytes().decode().split("\n")
+    words = array.tobytes().decode(errors=_SURROGATES).split("\n")
     vocabulary = Vocabulary(words)
     if len(vocabulary) != len(words):
         raise ValueError("a word occurs twice")
@@ -134,7 +135,8 @@ def _check_values(arrays: dict[str, NDArray[Any]], words: tuple[Vocabulary, Voca
             raise ValueError(f"{side}.null, {side}.frequencies or {side}.jumps has the wrong length")
         if (frequencies < 0).any():
             raise ValueError(f"{side}.frequencies contains negative values")
-        if not (null > 0).all() or not (jumps > 0).all():  # rejects NaN too
-            raise ValueError(f"{side}.null or {side}.jumps contains a probability that is not positive")
+        for name, values in ((f"{side}.null", null), (f"{side}.jumps", jumps)):
+            if not ((values > 0) & (values <= 1)).all():  # rejects NaN too
+                raise ValueError(f"{name} contains a value that is not a probability above 0")
     if not (np.isfinite(counts).all() and (counts >= 0).all()):
         raise ValueError("counts contains negative or non-finite values")

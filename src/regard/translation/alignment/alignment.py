@@ -128,7 +128,9 @@ def merge(source: Segmentation, target: Segmentation, weights: Tensor) -> Tensor
     Weights are summed over the tokens of a source word and averaged over the tokens of a target word.
     """
     words, starts = _words(target)
-    sums = numpy.add.reduceat(weights.numpy(), starts, -2) if starts else weights.numpy()[..., :0, :]
+    exact = weights.dtype in (torch.float32, torch.float64)
+    tokens = weights.detach().to("cpu", weights.dtype if exact else torch.float32).numpy()
+    sums = numpy.add.reduceat(tokens, starts, -2) if starts else tokens[..., :0, :]
     means = sums / numpy.diff([*starts, len(target.ids)])[:, None].astype(sums.dtype)
     columns, starts = _words(source)
     merged = numpy.add.reduceat(means, starts, -1) if starts else means[..., :0]

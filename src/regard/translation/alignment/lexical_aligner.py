@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regard._util.checks import check_int
-from regard._util.text import pluralize
+from regard._util.text import pluralize, shorten
 from regard.errors import ArgumentError
 from regard.translation.alignment.hmm import EncodedPairs, Expectation, sums
 from regard.translation.alignment.lexical_alignment import LexicalAlignment
@@ -31,6 +31,7 @@ _UNSEEN = 1e-6  # added to the expected null count of each word
 _NEGLIGIBLE = 0.02  # fraction of a word pair's count below which a cell's own count is not subtracted
 _MIN_COUNT = 1e-6  # word pairs with a lower expected count are dropped after training
 _CHUNK_CELLS = 1 << 22  # maximum number of cells (source words × target words) in memory
+_MAX_WORDS = 5_000  # per sentence; the table of jumps between its words needs about 1 GB
 
 Progress = Callable[[int, int], None]
 
@@ -225,7 +226,7 @@ def _chunks(pairs: Sequence[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]
     chunk: list[tuple[str, str]] = []
     cells = 0
     for source, target in pairs:
-        size = len(source.split()) * len(target.split())
+        size = _count_cells(source, target)
         if chunk and cells + size > _CHUNK_CELLS:
             yield chunk
             chunk, cells = [], 0
@@ -233,6 +234,18 @@ def _chunks(pairs: Sequence[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]
         cells += size
     if chunk:
         yield chunk
+
+
+def _count_cells(source: str, target: str) -> int:
+    """Return the size of a pair's matrix; raise if a sentence is too long for the hidden Markov model."""
+    lengths = len(source.split()), len(target.split())
+    if all(lengths) and max(lengths) > _MAX_WORDS:
+        raise ArgumentError(
+            f"The pair {shorten(source)!r} and {shorten(target)!r} has {lengths[0]:,} source and "
+            f"{lengths[1]:,} target words; at most {_MAX_WORDS:,} per side are supported. Split "
+            "it into sentences."
+        )
+    return lengths[0] * lengths[1]
 
 
 def _index_keys(corpora: Sequence[EncodedPairs]) -> tuple[list[_Part], Integers]:

@@ -35,7 +35,8 @@ class LexicalAlignment:
         row sums to at most 1; the remainder is the probability of no link.
     backward: the probability that a target word generated a source word; each column sums to at most 1.
     score: log probability per word, averaged over both directions. It is low for pairs that are not
-        translations of each other.
+        translations of each other. The lexicon is not normalized: words with similar spelling, such as
+        names, get more than their share, so the score of a pair can be above 0.
 
     >>> from regard.translation import LexicalAligner
     >>> pairs = [("ein Hund", "a dog"), ("ein Haus", "a house"), ("Hund und Haus", "dog and house")]

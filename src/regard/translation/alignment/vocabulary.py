@@ -130,7 +130,8 @@ def _spelling_grams(word: str) -> set[int]:
         return set()
     marked = f"^{spelling}$"
     grams = (marked[i : i + _GRAM] for i in range(len(marked) - _GRAM + 1))
-    return {crc32(gram.encode()) >> 1 or 1 for gram in grams}  # 31 bits; deterministic, unlike hash()
+    codes = (gram.encode(errors="surrogatepass") for gram in grams)  # lone surrogates are letters like others
+    return {crc32(code) >> 1 or 1 for code in codes}  # 31 bits; deterministic, unlike hash()
 
 
 @lru_cache(1 << 12)

@@ -94,7 +94,7 @@ def write_pairs(path: _Path, pairs: Iterable[tuple[str, str]], *, languages: Lan
     """Write pairs to a file atomically; return the number of pairs.
 
     path: output file; the format is Moses (source ||| target) for .src-tgt, CSV for .csv, TMX for .tmx,
-        otherwise TSV. The file is compressed if its name ends in .gz.
+        JSON Lines for .jsonl, otherwise TSV. The file is compressed if its name ends in .gz.
     pairs: any iterable. languages: language tags of source and target in a TMX file.
 
     >>> import tempfile
@@ -116,8 +116,12 @@ def write_pairs(path: _Path, pairs: Iterable[tuple[str, str]], *, languages: Lan
         if format == "csv":
             return write_csv(file, pairs)
         for number, (source, target) in enumerate(pairs, 1):
-            _check_writable(number, source, target, separator)
-            file.write(f"{source}{separator}{target}\n".encode())
+            if format == "jsonl":
+                line = json.dumps({"source": source, "target": target}, ensure_ascii=False)
+            else:
+                _check_writable(number, source, target, separator)
+                line = f"{source}{separator}{target}"
+            file.write(f"{line}\n".encode())
     return number
 
 

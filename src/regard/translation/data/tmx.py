@@ -118,7 +118,7 @@ def _list(unit: Mapping[str, str]) -> str:
 
 def _segment(unit: Mapping[str, str], language: str) -> str | None:
     """Return the segment in a language: the exact tag if there is one, otherwise a regional variant."""
-    wanted = language.lower()
+    wanted = language.lower().replace("_", "-")
     tags = {tag.lower().replace("_", "-"): text for tag, text in unit.items()}
     variants = (text for tag, text in tags.items() if tag.startswith(f"{wanted}-"))
     return tags[wanted] if wanted in tags else next(variants, None)

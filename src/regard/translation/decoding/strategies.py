@@ -10,6 +10,7 @@ from regard.models.generation import EarlyStopping
 
 MAX_HYPOTHESES = 10_000  # maximum beam size, and maximum number of samples per sentence
 MAX_BATCH_SIZE = 100_000  # maximum number of sentences to decode together
+MAX_LENGTH_PENALTY = 100  # a larger exponent overflows for long hypotheses
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6  # beyond these, probabilities are all 0 or 1, or all equal
 
 
@@ -58,7 +59,7 @@ class Beam:
         check_int("Beam got size", self.size, min=1)
         check_number("Beam got size", self.size, max=MAX_HYPOTHESES, cure="5 is usually enough.")
         check_int("Beam got n_best", self.n_best, min=1)
-        check_number("Beam got length_penalty", self.length_penalty, min=0)
+        check_number("Beam got length_penalty", self.length_penalty, min=0, max=MAX_LENGTH_PENALTY)
         if self.prune_threshold != math.inf:
             check_number("Beam got prune_threshold", self.prune_threshold, min=0)
         if self.early_stopping is not None and self.early_stopping not in (True, False, "never"):

@@ -1,12 +1,12 @@
 """Export a translator to the format of another library."""
 
 import os
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Literal, get_args
 
 from regard._util.checks import check_choice
+from regard._util.extras import require
 from regard._util.files import write_atomic
 from regard.translation.export.ctranslate2 import export_ctranslate2
 from regard.translation.export.huggingface import export_huggingface
@@ -17,6 +17,11 @@ from regard.translation.pretrained.loader import PretrainedFolder
 from regard.translation.translator import Translator, load_translator
 
 Format = Literal["ctranslate2", "onnx", "huggingface"]
+_PACKAGES: dict[Format, tuple[str, ...]] = {
+    "ctranslate2": ("ctranslate2", "ctranslate2.specs"),
+    "onnx": ("onnx",),
+    "huggingface": (),
+}
 NAMES: dict[str, str] = {"ctranslate2": "CTranslate2", "onnx": "ONNX", "huggingface": "Hugging Face"}
 
 
@@ -32,7 +37,7 @@ def export_translator(
 
     folder: a folder written by `regard train`, or in Hugging Face format.
     to: "ctranslate2", "onnx" or "huggingface".
-    output: a new or empty folder. It is written atomically; its README.md shows how to use it.
+    output: a new or empty folder. A new folder is written atomically; its README.md shows how to use it.
     source, target: languages of a multilingual model.
 
     For the same tokens, greedy decoding with the exported model gives the same translations. regard's
@@ -49,15 +54,36 @@ def export_translator(
     check_output(destination)
     translator = load_translator(folder, source=source, target=target)
     origin = translator.tokens.target.origin
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".regard-", dir=destination.parent) as temporary:
+    for package in _PACKAGES[to]:
+        # before the temporary folder is created: Ctrl-C during an import ends the process without cleaning up
+        require(package, f"export --to {to}")
+    parent = destination if destination.exists() else destination.parent
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".regard-", dir=parent) as temporary:
         part = Path(temporary) / "export"
         part.mkdir()
         _write(translator, origin if isinstance(origin, PretrainedFolder) else None, to, part)
-        if destination.exists():
-            destination.rmdir()  # the folder is empty
-        shutil.move(part, destination)
+        _move(part, destination)
     return destination
+
+
+def _move(folder: Path, destination: Path) -> None:
+    """Rename a folder; into an existing empty folder, move its files.
+
+    An existing folder stays, because it may be the working directory, a mount point or a symbolic link.
+    """
+    if not destination.exists():
+        folder.rename(destination)
+        return
+    moved: list[Path] = []
+    try:
+        for file in folder.iterdir():
+            moved.append(destination / file.name)
+            file.rename(moved[-1])
+    except BaseException:
+        for path in moved:
+            path.unlink(missing_ok=True)
+        raise
 
 
 def _write(translator: Translator, origin: PretrainedFolder | None, to: Format, folder: Path) -> None:

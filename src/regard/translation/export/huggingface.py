@@ -16,7 +16,7 @@ from torch import Tensor
 from regard._util.extras import installed_version
 from regard._util.files import read_regular, write_atomic
 from regard.translation.export.plan import MAX_POSITIONS, SUPPRESSED, Plan, write_json
-from regard.translation.pretrained.families.bart import map_stacks
+from regard.translation.pretrained.families.bart import SHARED, copies, map_stacks
 from regard.translation.pretrained.loader import PretrainedFolder
 from regard.translation.pretrained.settings import CONFIG, GENERATION
 
@@ -46,6 +46,8 @@ def _export_pretrained(plan: Plan, folder: Path, origin: PretrainedFolder) -> No
             tensor = torch.cat([tensor.new_zeros(layout.position_offset, tensor.shape[1]), tensor])
         parts = tensor.reshape(len(theirs) * shape[0], *shape[1:]).split(shape[0])
         tensors |= dict(zip(theirs, parts, strict=True))
+    if not layout.tie_output:
+        tensors |= {copy: tensors[name].clone() for copy, name in layout.copies.items()}
     for path in origin.files():
         write_atomic(folder / path.name, read_regular(path, _MAX_FILE_BYTES))
     _write_tensors(folder, tensors)
@@ -136,7 +138,9 @@ def _own_tensors(plan: Plan) -> Iterator[tuple[str, Tensor]]:
             yield name, part.contiguous()
     shared = model.source_embedding is None
     if shared:
-        yield "model.shared.weight", state["embedding.weight"][:, order].contiguous()
+        # without tied output, transformers reads a separate copy for each side
+        for name in [SHARED] if model.matrix is None else [SHARED, *copies(tied=False)]:
+            yield name, state["embedding.weight"][:, order].contiguous()
     else:
         yield "model.encoder.embed_tokens.weight", state["source_embedding.weight"][:, order].contiguous()
         yield "model.decoder.embed_tokens.weight", state["embedding.weight"][:, order].contiguous()

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from regard.errors import ArgumentError
 from regard.models.checkpoint_files import read_json, short
@@ -49,8 +50,8 @@ class Choice:
 
     def suppressed(self) -> tuple[int, ...]:
         """Return the ids of tokens that are never generated."""
-        ids = list(self.generation.get("suppress_tokens", []))
-        for word in self.generation.get("bad_words_ids", []):
+        ids = [*self._list("suppress_tokens")]
+        for word in self._list("bad_words_ids"):
             if not isinstance(word, list) or len(word) != 1:
                 raise ArgumentError(
                     f"{self.generation.path} has bad_words_ids with {short(word)}; regard supports only "
@@ -64,6 +65,25 @@ class Choice:
                     "that belongs to the weights."
                 )
         return tuple(dict.fromkeys(ids))
+
+    def check_no_forced_token(self) -> None:
+        """Raise if the folder forces the first token, which regard supports only for target languages."""
+        forced = self.generation.get("forced_bos_token_id")
+        if forced is not None:
+            raise ArgumentError(
+                f"{self.generation.path} has forced_bos_token_id={short(forced)}; regard supports it only in "
+                "M2M-100, NLLB and mBART-50, where it is the target language."
+            )
+
+    def _list(self, name: str) -> list[Any]:
+        """Return a list from generation_config.json."""
+        value = self.generation.get(name, [])
+        if not isinstance(value, list):
+            raise ArgumentError(
+                f"{self.generation.path} has {name}={short(value)}; it must be a list. Use the file that "
+                "belongs to the weights."
+            )
+        return value
 
     def decoding(self) -> DecodingDefaults:
         """Return the decoding defaults that transformers would use for this folder."""
@@ -87,7 +107,7 @@ class Choice:
             max_length = self.generation.integer("max_length", min=2)
         return DecodingDefaults(
             early_stopping=early,
-            length_penalty=self.generation.number("length_penalty", 1.0, below=1e6),
+            length_penalty=self.generation.number("length_penalty", 1.0, below=100),
             max_length=max_length,
             forced_end=forced is not None,
         )

@@ -130,15 +130,17 @@ class Layout:
             return
         for name in self.ignored & slices.keys():
             file, part = slices[name]
-            rows, *width = part.get_shape()
-            if width != [self.encoder.width] or rows > 2**20:
+            shape = part.get_shape()
+            if shape[1:] != [self.encoder.width] or shape[0] > 2**20:
                 raise ArgumentError(
-                    f"{short(name)} in {folder} has shape {tuple(part.get_shape())}; config.json requires "
+                    f"{short(name)} in {folder} has shape {tuple(shape)}; config.json requires "
                     f"{self.encoder.width} columns. Use a config and weights from the same folder."
                 )
             first = 2 if self.encoder.sinusoids == "fairseq" else 0  # rows that are never used
-            computed = self.encoder.make_positions(causal=False)(torch.arange(rows - first))
-            if not torch.allclose(file.get_tensor(name)[first:].float(), computed, atol=1e-4):
+            computed = self.encoder.make_positions(causal=False)(torch.arange(max(shape[0] - first, 0)))
+            stored = file.get_tensor(name)[first:]
+            rounding = torch.finfo(stored.dtype).eps if stored.is_floating_point() else 0.0
+            if not torch.allclose(stored.float(), computed, atol=max(1e-4, rounding)):
                 raise ArgumentError(
                     f"{short(name)} in {folder} is not a table of sinusoidal positions, which config.json "
                     "requires; use a config and weights from the same folder."
@@ -158,10 +160,13 @@ class Layout:
                 continue
             first, second = (slices[key][0].get_tensor(key) for key in (original, copy))
             if first.shape != second.shape or not torch.equal(first, second):
-                raise ArgumentError(
-                    f"{short(copy)} and {short(original)} in {folder} differ, but {self.path} ties them; use "
-                    "a config and weights from the same folder."
+                reason = (
+                    f"but {self.path} ties them; use a config and weights from the same folder."
+                    if self.tie_output
+                    else "which regard supports only in Marian models with "
+                    "share_encoder_decoder_embeddings=false."
                 )
+                raise ArgumentError(f"{short(copy)} and {short(original)} in {folder} differ, {reason}")
 
 
 def attention(ours: str, theirs: str, config: TransformerConfig, names: tuple[str, ...]) -> Iterator[Mapped]:

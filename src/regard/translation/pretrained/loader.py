@@ -67,6 +67,18 @@ def check_no_languages(folder: str | os.PathLike[str], source: str | None, targe
         )
 
 
+def _check_special_tokens(layout: Layout, tokens: TokenizerPair) -> None:
+    """Raise if the id of a special token is outside the vocabulary."""
+    special = tokens.special
+    target = [special.padding, *special.target([]), special.unknown, *special.never_generated]
+    for size, ids in zip(layout.vocab_sizes, (special.source([]), target), strict=True):
+        if max(ids) >= size:
+            raise ArgumentError(
+                f"{layout.path} has a vocabulary of {size} tokens, but {max(ids)} is used as the id of a "
+                "special or suppressed token; use settings and weights from the same folder."
+            )
+
+
 def read_pretrained(
     folder: str | os.PathLike[str], source: str | None = None, target: str | None = None
 ) -> PretrainedFolder:
@@ -90,6 +102,7 @@ def read_pretrained(
     generation = read_generation(path, config)
     choice = Choice.load(path, config, generation, source, target)
     tokens = family.read_tokens(path, layout, choice)
+    _check_special_tokens(layout, tokens)
     config.check_rest(GENERATION_KEYS)
     contents = PretrainedFolder(path, layout, tokens, choice)
     for tokenizer in tokens:

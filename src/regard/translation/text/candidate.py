@@ -34,8 +34,8 @@ class Candidate(NamedTuple):
 
     def notes(self, line: SourceLine, texts: Sequence[TargetPart]) -> Iterator[str]:
         """Yield notes about anything unusual. texts: the translated parts."""
-        if len(self.parts) > 1:
-            lengths = [len(part.source.ids) for part in self.parts]
+        lengths = [len(part.source.ids) for part in self.parts if part.part.has_text]
+        if len(lengths) > 1:
             sentences = f"{line.sentences} sentences, " if line.sentences > 1 else ""
             yield (
                 f"{sentences}{sum(lengths)} tokens, translated in {len(lengths)} parts of up to "
@@ -73,10 +73,12 @@ def join_parts(texts: Sequence[TargetPart], words: Sequence[str]) -> str:
 
     words: the target words of all parts, with tags.
     """
-    result, row = "", 0
+    result, row, previous_has_text = "", 0, False
     for text in texts:
         part = " ".join(words[row : row + len(text.words)])
         row += len(text.words)
-        separator = text.decoded.part.separator or " "
+        both_copied = not (text.decoded.part.has_text or previous_has_text)
+        separator = text.decoded.part.separator or ("" if both_copied else " ")
         result += (separator if result and part else "") + part
+        previous_has_text = text.decoded.part.has_text
     return result or "".join(words)  # a line with only tags has no parts

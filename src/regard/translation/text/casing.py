@@ -6,6 +6,7 @@ from functools import cached_property
 from regard.translation.text.protected_spans import word_core
 
 _RARE = 0.05  # a letter case found in a smaller fraction of the training lines is normalized
+_MIN_TITLE = 4  # minimum number of capitalized words in a headline
 
 
 def fold(word: str, turkish: bool = False) -> str:
@@ -73,8 +74,9 @@ class Casing:
 
         first: whether the first word begins a sentence.
 
-        An all-caps or lowercase sentence is rewritten, unless the training text has such lines. In other
-        sentences, a word is rewritten if the training text contains it only in another letter case.
+        An all-caps or lowercase sentence is rewritten, unless the training text has such lines, and so is a
+        Sentence With Only Capitalized Words. In other sentences, a word is rewritten if the training text
+        contains it only in another letter case.
         """
         text = " ".join(words)
         if self._lowercase > 1 - _RARE:  # an uncased corpus
@@ -83,6 +85,10 @@ class Casing:
             return self._rewrite(words, first), [word.isupper() for word in words]
         if text.islower() and self._lowercase < _RARE:
             return self._rewrite(words, first), [False] * len(words)
+        if self._is_headline(words):
+            return self._capitalize([self._known_spelling(word) for word in words], first), [False] * len(
+                words
+            )
         rewritten = [self._rewrite_known(word) for word in words]
         return rewritten, [
             new != word and is_all_caps(word) for new, word in zip(rewritten, words, strict=True)
@@ -90,13 +96,32 @@ class Casing:
 
     def _rewrite(self, words: Sequence[str], first: bool) -> list[str]:
         """Return each word in its most frequent spelling, and capitalize the first word."""
-        result = [self._most_frequent(word) for word in words]
-        if first and result and self._initial > 0.5:
-            start, _ = word_core(result[0])
-            initial = capitals(result[0][start : start + 1], self._turkish)
+        return self._capitalize([self._most_frequent(word) for word in words], first)
+
+    def _capitalize(self, words: list[str], first: bool) -> list[str]:
+        """Capitalize the first word if it begins a sentence, unless the training text does not."""
+        if first and words and self._initial > 0.5:
+            start, _ = word_core(words[0])
+            initial = capitals(words[0][start : start + 1], self._turkish)
             if len(initial) == 1:  # false for "ß", whose uppercase form is "SS"
-                result[0] = result[0][:start] + initial + result[0][start + 1 :]
-        return result
+                words[0] = words[0][:start] + initial + words[0][start + 1 :]
+        return words
+
+    def _is_headline(self, words: Sequence[str]) -> bool:
+        """Return whether all words are capitalized, though the training text has some only in lowercase."""
+        cores = [word[slice(*word_core(word))] for word in words]
+        cores = [core for core in cores if core[:1].isalpha()]
+        return (
+            len(cores) >= _MIN_TITLE
+            and all(core[0].isupper() for core in cores)
+            and any(self._known_spelling(core) == _lower(core, self._turkish) for core in cores[1:])
+        )
+
+    def _known_spelling(self, word: str) -> str:
+        """Return a word in its most frequent spelling in the training text; keep an unknown word."""
+        start, stop = word_core(word)
+        known = self._variants.get(fold(word[start:stop], self._turkish))
+        return word if known is None else word[:start] + known + word[stop:]
 
     def _most_frequent(self, word: str) -> str:
         start, stop = word_core(word)
@@ -111,13 +136,10 @@ class Casing:
         return word[:start] + known + word[stop:]
 
     def _rewrite_known(self, word: str) -> str:
-        """Return an all-caps or lowercase word as it appears in the training text; keep other words."""
-        start, stop = word_core(word)
-        core = word[start:stop]
-        if core in self._words or not (is_all_caps(core) or core.islower()):
-            return word
-        known = self._variants.get(fold(core, self._turkish))
-        return word if known is None else word[:start] + known + word[stop:]
+        """Return a word as it appears in the training text; keep capitalized words such as "Mann"."""
+        core = word[slice(*word_core(word))]
+        is_capitalized = core[:1].isupper() and not any(map(str.isupper, core[1:]))
+        return word if core in self._words or is_capitalized else self._known_spelling(word)
 
     @cached_property
     def _variants(self) -> dict[str, str]:

@@ -40,8 +40,19 @@ _MARKUP = re.compile(
     re.DOTALL | re.IGNORECASE,
 )
 _NAME = re.compile(r"</?([A-Za-z][^\s/>]*)")
+_INNER_SPACE = re.compile(r"(?<=[^\s>;])&(?:nbsp|#160|#xa0);(?=[^\s<&])", re.I)  # separates two words
 _KEPT_ENTITY = re.compile(
     r"&(?!(?:amp|lt|gt|quot|apos|nbsp|#160|#xa0|#38|#60|#62|#x26|#x3c|#x3e);)[#\w]+;", re.I
+)
+# a quoted cell may contain line breaks; a quote inside it is doubled
+_QUOTED = r'"(?:[^"\t]|"")*+"(?=[\t\r\n]|\Z)'
+_CELL = re.compile(rf"(?:^|(?<=\t))(?:{_QUOTED}|[^\t]*)")
+_ROW = re.compile(rf"(?!\Z)(?:(?:{_QUOTED}|[^\t\n]*)\t)*(?:{_QUOTED}(?:\r?\n|\Z)|[^\t\n]*(?:\n|\Z))")
+# fenced code, and a line of a table
+_BLOCK = re.compile(
+    r"^[ \t]*(?P<fence>```+|~~~+)[^\n`]*\n(?:[^\n]*\n)*?[ \t]*(?P=fence)[ \t]*\r?(?:\n|\Z)"
+    r"|^[ \t]*\|[^\n]*\|[ \t]*\r?(?:\n|\Z)",
+    re.MULTILINE,
 )
 _PREFIX = re.compile(r"\s*(?:(?:[-*+•>]|#{1,6}|\d{1,3}[.)])\s+)*")
 
@@ -51,6 +62,7 @@ class Piece(NamedTuple):
 
     translated: whether it is text to translate. width: line width of the translation; 0 for no wrapping.
     separator: text between its lines. start: column at which its first line starts.
+    quoted: whether it is inside a quoted cell, where quotes are doubled.
     """
 
     text: str
@@ -58,6 +70,7 @@ class Piece(NamedTuple):
     width: int = 0
     separator: str = "\n"
     start: int = 0
+    quoted: bool = False
 
 
 class Document(NamedTuple):
@@ -116,7 +129,8 @@ def translate_document(
         translation = next(translations)
         if translation.note:
             notes.append((piece.text, translation.note))
-        written.append(_wrap(translation.text, piece))
+        wrapped = _wrap(translation.text, piece)
+        written.append(wrapped.replace('"', '""') if piece.quoted else wrapped)
     return Document("".join(written), notes)
 
 
@@ -149,6 +163,20 @@ def _lines(text: str) -> Iterator[Piece]:
 
 
 def _text(text: str) -> Iterator[Piece]:
+    """Yield paragraphs and the cells of Markdown tables; fenced code is copied."""
+    last = 0
+    for match in _BLOCK.finditer(text):
+        yield from _running_text(text[last : match.start()])
+        if match["fence"]:
+            yield Piece(match[0])
+        else:
+            for cell in re.split(r"((?<!\\)\|)", match[0]):
+                yield from _run(cell)
+        last = match.end()
+    yield from _running_text(text[last:])
+
+
+def _running_text(text: str) -> Iterator[Piece]:
     """Yield paragraphs; the lines of a wrapped paragraph are joined."""
     lines = text.splitlines(keepends=True)
     blocks = [list(block) for blank, block in groupby(lines, is_blank) if not blank]
@@ -187,7 +215,7 @@ def _html(text: str) -> Iterator[Piece]:
 
 def _unescape(text: str) -> str:
     """Replace character references, except those for markup characters; escape a bare "<"."""
-    text = text.replace("<", "&lt;")
+    text = _INNER_SPACE.sub("\u00a0", text.replace("<", "&lt;"))
     return _KEPT_ENTITY.sub(lambda match: html.unescape(match[0]), text) if "&" in text else text
 
 
@@ -203,27 +231,39 @@ def _run(text: str) -> Iterator[Piece]:
 
 
 def _tsv(text: str, column: int) -> Iterator[Piece]:
-    for number, line in enumerate(re.findall(r"[^\n]*\n|[^\n]+", text), 1):
-        content = line.rstrip("\r\n")
-        cells = content.split("\t")
-        if not content.strip():
-            yield Piece(line)
+    number = 1
+    for match in _ROW.finditer(text):
+        row, line = match[0], number
+        number += row.count("\n")
+        if not row.strip():
+            yield Piece(row)
             continue
+        cells = list(_CELL.finditer(row.rstrip("\r\n")))
         if len(cells) < column:
             raise ArgumentError(
-                f"Line {number:,} has {pluralize(len(cells), 'column')}, so column {column} cannot be "
+                f"Line {line:,} has {pluralize(len(cells), 'column')}, so column {column} cannot be "
                 "translated. Add the missing tabs, or choose another column."
             )
-        before = "".join(f"{cell}\t" for cell in cells[: column - 1])
-        after = "".join(f"\t{cell}" for cell in cells[column:])
-        cell = cells[column - 1]
-        stripped = cell.strip()
-        start = cell.index(stripped)
-        yield from (
-            Piece(before + cell[:start]),
-            Piece(stripped, bool(stripped)),
-            Piece(cell[start + len(stripped) :] + after + line[len(content) :]),
-        )
+        start, stop = cells[column - 1].span()
+        yield Piece(row[:start])
+        yield from _cell(row[start:stop])
+        yield Piece(row[stop:])
+
+
+def _cell(cell: str) -> Iterator[Piece]:
+    """Yield the lines of a cell; only a quoted cell can have several."""
+    quoted = len(cell) > 1 and re.fullmatch(_QUOTED, cell) is not None
+    if quoted:
+        yield Piece('"')
+        cell = cell[1:-1]
+    for line in cell.splitlines(keepends=True):
+        content = line.strip()
+        start = line.index(content)
+        yield Piece(line[:start])
+        yield Piece(content.replace('""', '"') if quoted else content, bool(content), quoted=quoted)
+        yield Piece(line[start + len(content) :])
+    if quoted:
+        yield Piece('"')
 
 
 _PARSERS: dict[Format, Callable[[str], Iterator[Piece]]] = {"lines": _lines, "text": _text, "html": _html}

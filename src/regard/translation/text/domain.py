@@ -1,6 +1,7 @@
 """Warn about text outside a translator's domain: words not in its training text, or a low score."""
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +13,12 @@ _MAX_LISTED = 5
 _MARGIN = 0.1  # a score is low if below factor × the lowest validation score − margin
 _FALLBACK = -0.5  # lowest expected score per token for an uncalibrated model
 _FALLBACK_UNSEEN = 1 / 3  # maximum expected fraction of unseen words
-_WORD = re.compile(r"[^\W_]+")
+# vowel signs and accents, which are not \w in Python but part of a word
+_MARKS = (
+    "\u0300-\u036f\u0591-\u05bd\u05bf-\u05c7\u0610-\u061a\u064b-\u065f\u0670"
+    "\u0900-\u0963\u0981-\u0dff\u0e31-\u0e4e"
+)
+_WORD = re.compile(rf"[^\W_](?:[^\W_]|[{_MARKS}])*")
 _NUMERIC = frozenset(["number", "code", "currency"])
 
 
@@ -58,7 +64,7 @@ class Domain(NamedTuple):
         """Return the distinct words in a sentence that are not in the training data, and their fraction."""
         for span in reversed(find_spans(source, self.translated)):
             source = f"{source[: span.start]} {source[span.stop :]}"
-        words = _WORD.findall(source)
+        words = _WORD.findall(unicodedata.normalize("NFC", source))
         unseen = [word for word in words if self.words and word.lower() not in self.words]
         return list(dict.fromkeys(unseen)), len(unseen) / max(len(words), 1)
 
@@ -88,7 +94,9 @@ def words_of(texts: Iterable[str]) -> frozenset[str]:
     >>> sorted(words_of(["Two dogs", "a T-shirt, 5"]))
     ['5', 'a', 'dogs', 'shirt', 't', 'two']
     """
-    return frozenset(word for text in texts for word in _WORD.findall(text.lower()))
+    return frozenset(
+        word for text in texts for word in _WORD.findall(unicodedata.normalize("NFC", text.lower()))
+    )
 
 
 def calibrate(domain: Domain, sources: Sequence[str], scores: Sequence[float]) -> dict[str, float]:

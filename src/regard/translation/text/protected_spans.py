@@ -1,6 +1,7 @@
 """Find text that a translation must keep unchanged: URLs, e-mail addresses, numbers, placeholders, emoji.
 
-A span never crosses whitespace, except inside braces, such as `{{ user.name }}`, and before a unit: `3,5 %`.
+A span crosses whitespace only in braces or backticks, such as `{{ user.name }}`, around a unit, as in `3,5 %`
+or `§ 5`, and between groups of digits: `10 000`, `+49 30 123456`.
 """
 
 import re
@@ -15,31 +16,63 @@ _EMOJI = (
     "\u2b05-\u2b55\u3030\u303d\u3297\u3299\U0001f000-\U0001faff]"
     "[\ufe0e\ufe0f]?[\U0001f3fb-\U0001f3ff]?[\U000e0020-\U000e007f]*\u200d?)+"
 )
-_NUMBER = r"\d+(?:[.,:/'’·×–-]\d+)*"
+_SPACE = "[ \u00a0\u202f\u2009]"
+_NUMBER = rf"(?:\d{{1,3}}(?:{_SPACE}\d{{3}})+(?!\d)(?:,\d+)?|\d+(?:[.,:/'’·×–-]\d+)*)"
 _UNIT = r"[ \u00a0\u202f]?(?:[%‰]|°[CFK]?|[€$£¥₹](?!\w))"
 _TOP_LEVEL = (
     "com|org|net|edu|gov|info|io|de|at|ch|fr|uk|eu|nl|it|es|pl|cz|ru|cn|jp|ro|gr|se|dk|no|fi|be|pt|us"
 )
+_EXTENSIONS = (
+    "pdf|jpe?g|png|gif|svg|bmp|tiff?|webp|txt|csv|tsv|docx?|xlsx?|pptx?|odt|html?|xml|json|ya?ml|toml|zip|gz|"
+    "tar|rar|mp[34]|wav|avi|exe|dll|py|js|css|java|cpp|ipynb|tex"
+)
+_DIGIT = "[\\d\u00b2\u00b3\u00b9\u2070-\u2089]"  # superscripts and subscripts too, as in H₂O
+_NUMBERED = r"(?=[^\W\d_]*+\d)[^\W_]++"  # letters and digits, at least one digit
+_CODES = (
+    r"(?<!\w)[a-z]{2}\d\d(?: (?=[a-z]*\d)[a-z\d]{4}){2,}(?: \d{1,3})?(?!\w)",  # an IBAN
+    # such as 3.12.1-rc2 or 2024-03-15T12:30Z
+    rf"(?<!\w)(?=[\d.:_+-]*+[^\W\d_]){_NUMBERED}"
+    rf"(?:[.:_+-](?:{_NUMBERED}|(?:alpha|beta|rc|pre|dev|post|snapshot|build)(?![^\W_])))++",
+    r"(?<![\w.,])[+−-]?\d+(?:[.,]\d+)*[^\W\d_]{1,4}(?:/[^\W\d_]{1,4})?(?!\w)",  # 3,5kg, 100km/h
+    rf"(?<!\w)(?:[^\W\d_]=)?(?=[^\W_]*{_DIGIT})(?=[^\W_]*[^\W\d_])[^\W_]+(?!\w)",  # A380, E=mc²
+)
+_PATHS = (
+    r"(?<!\w)[a-z]:\\[^\s\"<>|]+",
+    r"\\\\[\w.-]+\\[^\s\"<>|]+",
+    r"(?<![\w/.~])(?:~|\.\.?)?/(?:[\w.-]+/)+[\w.-]*",
+    r"(?<![\w/.~])(?:~|\.\.?)/[\w.-]+",
+    rf"(?<![\w/.-])(?:[\w-][\w.-]*/)*[\w-]+(?:\.[\w-]+)*\.(?:{_EXTENSIONS})(?!\w)",
+)
 _KINDS = {  # the first match wins
     "url": r"(?:[a-z][a-z0-9+.-]{1,15}://|www\.)[^\s<>\"“”„«»\x00-\x1f]+",
-    "email": r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+",
-    "path": r"(?<!\w)[a-z]:\\[^\s\"<>|]+|(?<![\w/.~])(?:~|\.\.?)?/(?:[\w.-]+/)+[\w.-]*",
+    "email": r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+",
+    "path": "|".join(_PATHS),
     "placeholder": (
         r"\$?\{\{[^{}\n]*\}\}|\$?\{[^{}\s]*\}|%\(\w+\)[a-z]|%\d*\$?[sdifxX@](?![^\W_])|%%|\[\[[^\[\]\s]*\]\]"
-        r"|__\w+__"
+        r"|__\w+__|(?<![\w`])`[^`\s](?:[^`\n]*[^`\s])?`(?![\w`])"
     ),
     "entity": r"&(?:#\d+|#[xX][0-9a-fA-F]+|[a-zA-Z]\w*);",
-    "domain": rf"(?:[a-z0-9-]+\.)+(?:{_TOP_LEVEL})\b(?:/[^\s<>\"]*)?",
+    "domain": (  # "singt.Es" lacks a space; it is not a domain
+        rf"(?<![\w.-])(?:[^\W_](?:[\w-]*[^\W_])?\.)+(?-i:{_TOP_LEVEL}|COM|ORG|NET)\b(?:/[^\s<>\"]*)?"
+    ),
     "emoji": _EMOJI,
     "mention": r"(?<![\w&])[@#][^\W\d_]\w*",
-    "code": r"(?<!\w)(?=[^\W_]*\d)(?=[^\W_]*[^\W\d_])[^\W_]+(?!\w)",
-    "number": rf"(?<![^\W\d_])[+−-]?(?<![\d.,])(?:[$€£¥₹§]?{_NUMBER})(?:{_UNIT})?(?![^\W_])",
+    "phone": (
+        r"(?<![\w+.,/-])(?=(?:\D{0,3}\d){7})(?:\+\d{1,3}(?: \d(?!\d))?|\(?0\d{1,5}\)?|\(\d{2,5}\))"
+        rf"(?:(?:{_SPACE}|[/–-])?\(\d{{1,5}}\){_SPACE}?\d+|(?:{_SPACE}|[/–-])\d{{2,}})+(?!\w)"
+    ),
+    "code": "|".join(_CODES),
+    "number": (
+        rf"(?<![^\W\d_])[+−-]?(?<![\d.,])(?:(?:[$€£¥₹]|§§?){_SPACE}?)?{_NUMBER}(?:{_UNIT})?(?![^\W_])"
+    ),
     "currency": r"[$€£¥₹₽₩](?!\w)",
 }
 _PATTERN = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _KINDS.items()), re.IGNORECASE)
 # every span contains one of these; a line without them needs no further search
 _TRIGGER = re.compile(
-    rf"[\d@#{{%&$€£¥₹₽₩]|://|www\.|:\\|/[\w.-]+/|\[\[|__|\.(?:{_TOP_LEVEL})\b|{_EMOJI}", re.IGNORECASE
+    rf"[\d@#{{%&$€£¥₹₽₩`]|{_DIGIT}|://|www\.|[:\\]\\|/[\w.-]+/|[~.]/|\[\[|__"
+    rf"|\.(?:{_TOP_LEVEL}|{_EXTENSIONS})\b|{_EMOJI}",
+    re.IGNORECASE,
 )
 _TRAILING = ".,;:!?…'’)]}*"  # punctuation that may follow a URL
 KINDS = (*_KINDS, "unknown")
@@ -81,6 +114,8 @@ def find_spans(text: str, unprotected: Collection[str] = ()) -> list[Span]:
         start, stop = match.span()
         if kind in ("url", "domain", "path"):
             stop -= _trailing(match[0])
+        if kind == "code" and not any(map(str.isalpha, match[0])):
+            kind = "number"  # "2-3" in "2-3-jährig"
         position = max(stop, start + 1)
         if kind not in unprotected and start < stop:
             spans.append(Span(start, stop, kind))

@@ -23,6 +23,10 @@ _BRACKETS = {"(": ")", "[": "]", "{": "}", "„": "“", "“": "”", '"': '"',
 _INVISIBLE = re.compile(
     "[\u00ad\u061c\u180e\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff\ufff9-\ufffb]"
 )
+# of a list or heading; [ ] is a checkbox
+_MARKER = re.compile(
+    r"\s*(?:(?:#{1,6}|[-–—*+•>])\s+)*(?:#{1,6}|[-–—*+•>](?: \[[ xX]\])?)(?=\s+[^\w\s]{0,2}[^\W\d_])"
+)
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")  # such as terminal colors
 _JOINER = re.compile(r"(?<![\u0590-\U0010ffff])[\u200c\u200d]|[\u200c\u200d](?![\u0590-\U0010ffff])")
 # how to write punctuation that the vocabulary lacks
@@ -74,12 +78,14 @@ class SourceReader:
         words = [plain[start:stop] for start, stop in ranges]
         ends = sentence_ends(plain, spans)
         starts = self._part_starts(plain, ends)
+        if marker := _MARKER.match(plain):  # copied as a part of its own
+            starts[1:1] = [marker.end()]
         parts = [
             part
             for words_of_part in self._parts(plain, spans, ranges, starts)
             for part in self._sentence(plain, *words_of_part, terms)
         ]
-        return SourceLine(text, words, ranges, tags, parts, len(ends))
+        return SourceLine(text, words, ranges, tags, parts, len(ends) + bool(marker))
 
     def read_whole(self, text: str) -> SourceLine:
         """Read a line of any length as one part, for simultaneous translation.
@@ -179,6 +185,7 @@ class SourceReader:
             was_upper,
             separator,
             [] if self.copies else [target for *_, target in found_terms],
+            frozenset(i for first, stop, _ in found_terms for i in range(first, stop) if self.copies),
         )
         return whole, by_word, found_terms
 
@@ -305,12 +312,11 @@ def _split(whole: SourcePart, max_tokens: int) -> list[SourcePart]:
 def _cut(whole: SourcePart, part: Part, separator: str) -> SourcePart:
     """Return one part of a sentence that is too long for the model."""
     first, stop = part.first_word, part.first_word + len(part.segmentation.words)
-    unknown = set(part.segmentation.unknown.values())
-    copies = {
-        word - first: [text for text in texts if text in unknown]
-        for word, texts in whole.copies.items()
-        if first <= word < stop
-    }
+    copies: dict[int, list[str]] = {}
+    for at, text in sorted(part.segmentation.unknown.items()):
+        word = part.segmentation.word_of[at]
+        if text in whole.copies.get(first + word, ()):
+            copies.setdefault(word, []).append(text)
     words = zip(part.segmentation.words, whole.segmentation.words[first:stop], strict=True)
     return SourcePart(
         whole.first_word + first,
@@ -319,10 +325,11 @@ def _cut(whole: SourcePart, part: Part, separator: str) -> SourcePart:
             normalized if fragment == word else fragment
             for (fragment, word), normalized in zip(words, whole.normalized[first:stop], strict=True)
         ],
-        {word: texts for word, texts in copies.items() if texts},
+        copies,
         frozenset(word - first for word in whole.unknown if first <= word < stop),
         whole.was_upper[first:stop],
         separator,
+        replaced=frozenset(word - first for word in whole.replaced if first <= word < stop),
     )
 
 

@@ -18,6 +18,7 @@ class SourcePart:
     copies: the text of each protected span, by the word that it belongs to. unknown: the unknown words.
     was_upper: whether each word was uppercase. separator: the whitespace before the part.
     terms: the terms that the translation must contain, if they are not in `copies`.
+    replaced: the words that were replaced by a term in `copies`.
     """
 
     first_word: int
@@ -28,6 +29,7 @@ class SourcePart:
     was_upper: list[bool]
     separator: str = ""
     terms: Sequence[str] = ()
+    replaced: frozenset[int] = frozenset()
 
     @property
     def may_need_weights(self) -> bool:
@@ -38,6 +40,12 @@ class SourcePart:
     def ids(self) -> list[int]:
         """The token ids that the model reads."""
         return self.segmentation.ids
+
+    @property
+    def verbatim(self) -> list[str]:
+        """The words as written, except for terms."""
+        words = enumerate(zip(self.segmentation.words, self.normalized, strict=True))
+        return [normalized if i in self.replaced else word for i, (word, normalized) in words]
 
     @cached_property
     def has_text(self) -> bool:

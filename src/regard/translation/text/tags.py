@@ -1,4 +1,4 @@
-"""Inline tags such as <b>: removed before translation, then placed around the translated words."""
+"""Inline tags such as <b> and Markdown: removed before translation, then placed around the target words."""
 # ruff: noqa: SIM905 (words are easier to read without quotes)
 
 import re
@@ -28,6 +28,19 @@ _TAG = re.compile(
     r"&lt;/?[A-Za-z][\w:.-]*(?:\s+[^\s<>&\"'/=]+\s*=\s*(?:\"[^\"<>]*\"|'[^'<>]*'|(?:[^\s<>&\"']|&(?!lt;|gt;))+))*\s*/?&gt;",
     re.S,
 )
+_BEFORE, _AFTER = r"(?<![^\s(\[{\"'„“«»>*_~])", r"(?![^\s.,;:!?…)\]}\"'“”«»<*_~])"
+_CODE = re.compile(r"(?<![\w`])`[^`\n]+`(?![\w`])")
+_URL = re.compile(r"(?:[a-z][a-z0-9+.-]{1,15}://|www\.)[^\s<>\"()]+", re.IGNORECASE)
+_MARKDOWN = (  # groups: start tag, content, end tag
+    # [text](address "title") or ![text](address)
+    re.compile(r"(!?\[)([^\[\]\n]+)(\]\((?:[^()\s]|\([^()\s]*\))+(?:\s+\"[^\"\n]*\")?\))"),
+    re.compile(rf"{_BEFORE}(?<!\*)(\*\*\*)(?=[^\s*])([^*\n]*)(?<=\S)(\*\*\*)(?!\*){_AFTER}"),
+    re.compile(rf"{_BEFORE}(?<!\*)(\*\*)(?=[^\s*])((?:[^*\n]|\*(?!\*))*)(?<=\S)(\*\*)(?!\*){_AFTER}"),
+    re.compile(rf"{_BEFORE}(?<!\*)(\*)(?=[^\s*])([^*\n]*)(?<=\S)(\*)(?!\*){_AFTER}"),
+    re.compile(rf"{_BEFORE}(?<!_)(_)(?=[^\s_])([^_\n]*)(?<=\S)(_)(?!_){_AFTER}"),
+    re.compile(rf"{_BEFORE}(__)(?=[^\s_])([^_\n]*\s[^_\n]*)(?<=\S)(__){_AFTER}"),  # __name__ is a placeholder
+    re.compile(rf"{_BEFORE}(~~)(?=[^\s~])([^~\n]*)(?<=\S)(~~){_AFTER}"),
+)
 _NAME = re.compile(r"(?:<|&lt;)/?([A-Za-z][\w:.-]*)")
 _PUNCTUATION = ".,;:!?…。！？"  # stays outside an end tag
 # elements that separate words even without whitespace: "Hund<br>bellt"
@@ -44,6 +57,7 @@ class Tag(NamedTuple):
 
     space_before, space_after: whether the tag follows or precedes whitespace.
     encloses_punctuation: whether it follows punctuation, or no text follows it.
+    pair: n for the start tag and −n for the end tag of the nth Markdown element; 0 for other tags.
     """
 
     text: str
@@ -51,10 +65,13 @@ class Tag(NamedTuple):
     space_before: bool = False
     space_after: bool = False
     encloses_punctuation: bool = False
+    pair: int = 0
 
     @property
     def name(self) -> str:
         """The element's name, in lowercase; empty for a comment."""
+        if self.pair:
+            return f"markdown {abs(self.pair)}"
         match = _NAME.match(self.text)
         return match[1].lower() if match else ""
 
@@ -66,11 +83,13 @@ class Tag(NamedTuple):
     @property
     def closes(self) -> bool:
         """Whether this is an end tag."""
-        return self.text.startswith(("</", "&lt;/"))
+        return self.pair < 0 or (not self.pair and self.text.startswith(("</", "&lt;/")))
 
     @property
     def stands_alone(self) -> bool:
         """Whether this is neither a start nor an end tag: <br>, a comment, or a whole <code>…</code>."""
+        if self.pair:
+            return False
         has_content = self.text.count("<") > 1  # includes the end tag
         return not self.name or self.text.endswith(("/>", "/&gt;")) or self.name in _EMPTY or has_content
 
@@ -83,21 +102,23 @@ def strip_tags(text: str) -> tuple[str, list[Tag]]:
     >>> text, [(tag.text, tag.position) for tag in tags]
     ('Ein Mann.', [('<b>', 4), ('</b>', 8)])
     """
-    if "<" not in text and "&lt;" not in text:
+    found = _find_tags(text)
+    if not found:
         return text, []
     plain, tags, last, size, previous = [], [], 0, 0, " "
-    for match in _TAG.finditer(text):
-        before = text[last : match.start()]
+    for start, stop, pair in found:
+        before = text[last:start]
         plain.append(before)
         size += len(before)
         previous = before[-1:] or previous
-        start, last = match.span()
+        last = stop
         tag = Tag(
-            match[0],
+            text[start:stop],
             size,
             text[max(start - 1, 0) : start].isspace(),
             text[last : last + 1].isspace(),
             before.endswith(tuple(_PUNCTUATION)),
+            pair,
         )
         joins = not previous.isspace() and not text.startswith(tuple(_PUNCTUATION), last)
         if tag.name in _SEPARATORS and joins and not tag.space_after:
@@ -108,6 +129,28 @@ def strip_tags(text: str) -> tuple[str, list[Tag]]:
     stripped = "".join([*plain, text[last:]])
     end = len(stripped.rstrip())
     return stripped, [tag if tag.position < end else tag._replace(encloses_punctuation=True) for tag in tags]
+
+
+def _find_tags(text: str) -> list[tuple[int, int, int]]:
+    """Return the start and stop of each tag in order, and its `Tag.pair`."""
+    tags = [(*match.span(), 0) for match in _TAG.finditer(text)] if "<" in text or "&lt;" in text else []
+    if not any(mark in text for mark in ("](", "*", "_", "~~")):
+        return tags
+    taken = {at for start, stop, _ in tags for at in range(start, stop)}
+    taken |= {at for match in _CODE.finditer(text) for at in range(*match.span())}
+    number, urls = 0, list(_URL.finditer(text))
+    for pattern in _MARKDOWN:
+        for match in pattern.finditer(text):
+            ends = match.span(1), match.span(3)
+            if not taken.isdisjoint(at for end in ends for at in range(*end)):
+                continue
+            number += 1
+            tags += [(*ends[0], number), (*ends[1], -number)]
+            taken.update(at for end in ends for at in range(*end))
+        taken.update(
+            at for match in urls for at in range(*match.span())
+        )  # after the links, which contain them
+    return sorted(tags)
 
 
 def place_tags(
@@ -138,6 +181,8 @@ def place_tags(
             stop = sum(start < tags[end].position for start, _ in source)
             rows = [row for row, word in enumerate(best) if first <= word < stop]
             before = _target_words_before(first, best)
+            if tag.pair and not rows and first < stop and targets:
+                rows = [min(before, targets - 1)]  # an empty ** ** would be read as other Markdown
             positions[number] = min(rows, default=before)
             positions[end] = max(rows, default=before - 1) + 1
         elif number not in end_of.values():

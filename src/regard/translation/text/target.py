@@ -129,7 +129,9 @@ def write_part(
     """Convert token ids to words, copy unknown words and protected spans, and restore uppercase."""
     source, ids = decoded.source, decoded.hypothesis.tokens
     if not decoded.part.has_text:
-        verbatim = [TargetWord(printable_text(word), copied=i) for i, word in enumerate(source.words)]
+        verbatim = [
+            TargetWord(printable_text(word), copied=i) for i, word in enumerate(decoded.part.verbatim)
+        ]
         empty = Segmentation([], [], [], [], {})
         return TargetPart(decoded, empty, [word for word in verbatim if word.text], None, {})
     unknown = tokenizer.special.unknown
@@ -141,8 +143,11 @@ def write_part(
     some_upper = any(decoded.part.was_upper) and not decoded.part.all_upper
     needed = weights is not None and bool(source.ids) and (bool(missing) or some_upper)
     word_weights = merge(source, segmentation, weights) if needed and weights is not None else None
-    words = insert_words(segmentation.words, source, missing, word_weights)
     copies = {segmentation.word_of[at]: source.word_of[token] for at, token in replacements.pairs}
+    if word_weights is not None:
+        for target, word in copies.items():
+            word_weights[target, word] = 2  # more than any weight: a missing word follows the copy before it
+    words = insert_words(segmentation.words, source, missing, word_weights, copies)
     part = TargetPart(decoded, segmentation, words, weights, copies)
     return part._replace(words=_restore_capitals(part, word_weights, turkish))
 

@@ -59,7 +59,7 @@ class Terms:
     def find(self, words: Sequence[str]) -> list[tuple[int, int, str]]:
         """Return the word range of each source term in a sentence, and its target term.
 
-        Where source terms overlap, the first one counts; if several start at the same word, the longest.
+        Where source terms overlap, the first one counts; if several start at the same word, the longest does.
         """
         if not self._targets:
             return []

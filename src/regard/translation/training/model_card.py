@@ -8,7 +8,7 @@ from typing import Any
 
 from regard._util.extras import installed_version
 from regard._util.files import write_atomic
-from regard._util.text import printable
+from regard._util.text import pluralize, printable
 from regard.translation.config import PRESETS, TranslationConfig
 from regard.translation.model_folder import ALIGNMENT, CARD, LOG, ORIGIN
 from regard.translation.training.logs import best_row, read_log
@@ -152,7 +152,10 @@ def _names(origin: Mapping[str, Any], key: str) -> list[str]:
 def _describe_model(config: TranslationConfig) -> str:
     model = config.model
     if model.kind == "transformer":
-        return f"a Transformer with width {model.width}, {model.layers} layers and {model.heads} heads"
+        return (
+            f"a Transformer with width {model.width}, {pluralize(model.layers, 'layer')} and "
+            f"{pluralize(model.heads, 'head')}"
+        )
     attention = "Bahdanau attention" if model.kind == "recurrent" else "no attention"
     return f"a recurrent encoder and decoder with width {model.width} and {attention}"
 

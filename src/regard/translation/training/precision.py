@@ -21,7 +21,7 @@ TOKENS = 1024  # maximum number of tokens in a timed training step
 _ROWS = (64, 512)  # rows of the timed products; the small product shows whether to time the large one
 _ROUNDS, _SECONDS = 4, 0.2  # maximum rounds and seconds per measurement
 _MAX_STEP = 0.2  # seconds; products dominate longer training steps, so timing the products is enough
-_PRECISIONS: tuple[Precision, Precision] = ("float32", "bfloat16")
+PRECISIONS: tuple[Precision, Precision] = ("float32", "bfloat16")
 Times = tuple[float, float]  # seconds in float32 and in bfloat16
 
 
@@ -84,7 +84,7 @@ def choose_precision(
     *times, processes = sums([*_time_products(width, device), 1.0])
     step = times[0] / processes * parameters / (4 * width**2) * TOKENS / _ROWS[-1]  # seconds, in float32
     if times[0] >= MIN_SPEEDUP * times[1] and step < _MAX_STEP:
-        times = sums(_time(run_step, rounds=_ROUNDS))
+        times = sums(time_steps(run_step, rounds=_ROUNDS))
     return PrecisionChoice.from_times(times)
 
 
@@ -101,25 +101,31 @@ def _time_products(width: int, device: torch.device) -> Times:
             assert x.grad is not None
             float(x.grad[0, 0])  # waits for the device
 
-        float32, bfloat16 = _time(run, rounds=_ROUNDS, seconds=_SECONDS)
+        float32, bfloat16 = time_steps(run, rounds=_ROUNDS, seconds=_SECONDS)
         times = float32 * _ROWS[-1] / rows, bfloat16 * _ROWS[-1] / rows
         if bfloat16 > 2 * float32:
             break
     return times
 
 
-def _time(run: Callable[[Precision], None], rounds: int, seconds: float = float("inf")) -> Times:
-    """Return the shortest time of a function in each precision; calls alternate between the two.
+def time_steps(
+    run: Callable[[Precision], None],
+    *,
+    rounds: int,
+    seconds: float = float("inf"),
+    precisions: Sequence[Precision] = PRECISIONS,
+) -> list[float]:
+    """Return the shortest time of a function in each precision; calls alternate between them.
 
     rounds: number of calls in each precision. seconds: no further round starts after this time.
     """
-    best = dict.fromkeys(_PRECISIONS, float("inf"))
+    best = dict.fromkeys(precisions, float("inf"))
     start = time.perf_counter()
     for _ in range(rounds):
-        for precision in _PRECISIONS:
+        for precision in precisions:
             before = time.perf_counter()
             run(precision)
             best[precision] = min(best[precision], time.perf_counter() - before)
         if time.perf_counter() - start > seconds:
             break
-    return best["float32"], best["bfloat16"]
+    return list(best.values())

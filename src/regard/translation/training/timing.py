@@ -1,13 +1,23 @@
-"""Training time: mean loss and throughput since the last report, and the remaining time."""
+"""Training time: mean loss and throughput since the last report, the remaining time, and speed estimates."""
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+
+import torch
+
+from regard.models.inference.quantization import runs_bfloat16
+from regard.models.packed import Packed
+from regard.translation.config import TranslationConfig
+from regard.translation.training.optimization import Precision, create_optimizer
+from regard.translation.training.precision import PRECISIONS, autocast, time_steps
 
 _WINDOW = 60.0  # seconds of training over which the recent speed is measured
 _MIN_UPDATES = 10  # minimum number of updates in this measurement
 TIMED_BATCHES, _MAX_TIMED = 5, 3.0  # maximum batches and seconds for measuring the speed before training
+_TRIAL_TOKENS = 2500  # tokens in a batch of random sentences; larger batches are about as fast per token
+_TRIAL_STEPS, _TRIAL_SECONDS = 4, 1.5  # maximum number of training steps, and of seconds before the last one
 _OPTIMIZER = 1.05  # time of an update, relative to its forward and backward passes
 
 
@@ -99,6 +109,43 @@ def measure_speed(batches: Iterable[int]) -> float:
             break
     first = 1 if len(sizes) > 1 else 0
     return _OPTIMIZER * (times[-1] - times[first]) / max(sum(sizes[first:]), 1)
+
+
+def tokens_per_second(config: TranslationConfig, length: int) -> float:
+    """Measure how many source and target tokens are processed in a second of training on this machine.
+
+    length: number of tokens in each sentence. With the precision "auto", the faster precision counts.
+
+    >>> from regard.translation import TranslationConfig
+    >>> from regard.translation.training.timing import tokens_per_second
+    >>> tokens_per_second(TranslationConfig.preset("tiny"), 10) > 100
+    True
+    """
+    training, size = config.training, config.tokens.size
+    count = max(min(training.batch_tokens, _TRIAL_TOKENS) // (2 * length), 1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = config.model.build(size if config.tokens.shared else (size, size))
+        source, target = (Packed.of(torch.randint(size, (count, length)).tolist()) for _ in range(2))
+    optimizer = create_optimizer(training, model.parameters())
+
+    def run_step(precision: Precision) -> None:
+        with autocast(precision, torch.device("cpu")):
+            loss = model.loss(source, target, label_smoothing=training.label_smoothing)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    seconds = time_steps(
+        run_step, rounds=_TRIAL_STEPS, seconds=_TRIAL_SECONDS, precisions=_precisions(training.precision)
+    )
+    return 2 * count * length / min(seconds)
+
+
+def _precisions(setting: str) -> Sequence[Precision]:
+    if setting == "auto":
+        return PRECISIONS if runs_bfloat16(torch.device("cpu")) else PRECISIONS[:1]
+    return [precision for precision in PRECISIONS if precision == setting]
 
 
 def format_minutes(seconds: float) -> str:

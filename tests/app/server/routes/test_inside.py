@@ -1,4 +1,4 @@
-"""The endpoints for the section Inside."""
+"""The endpoints of the Inside section."""
 
 import numpy as np
 import pytest

@@ -31,7 +31,7 @@ class HealthResponse(Response, kw_only=True):
 
 
 class ModelInfo(Response, kw_only=True):
-    """A loaded model. traceable: whether the section Inside can draw it."""
+    """A loaded model. traceable: whether the Inside section can draw it."""
 
     name: str
     kind: Literal["translator", "encoder", "language"]

@@ -1,8 +1,8 @@
 """Recognize attention in plain tensor operations: query · keyᵀ, scale, masks and biases, softmax, · value.
 
 Each tensor of such a chain has a node: `Scores` as long as every operation has a rule, `UNKNOWN` otherwise,
-and `Softmaxed` after the softmax. A product with a `Softmaxed` tensor is an attention call. A softmax outside
-of a chain whose output is multiplied by activations is pooling with learned scores.
+and `Softmaxed` after the softmax. A product with a `Softmaxed` tensor is an attention call. If the output
+of a softmax outside a chain is multiplied by activations, it is pooling with learned scores.
 """
 
 from collections.abc import Callable

@@ -56,7 +56,7 @@ class SoftmaxedAxis:
 
 @dataclass(frozen=True)
 class Exponentials:
-    """exp(scores), whose rows are not normalized yet, or log softmax(scores), whose exponentials are weights.
+    """Either exp(scores), before rows are normalized, or log softmax(scores): the logarithm of weights.
 
     scores: None if they were computed by operations without a rule.
     """
@@ -99,7 +99,7 @@ class Operation:
         node, output = softmaxed[0], self.output
         if isinstance(output, Tensor) and node.order != "other":
             weights = output.detach().mT if node.order == "transposed" else output.detach()
-            # masked or shortened weights; negative weights cannot be stored
+            # the operation masked or shortened the weights; negative weights cannot be stored
             if weights.shape[:-1] == node.weights.shape[:-1] and not _any_negative(weights):
                 return Softmaxed(
                     None, weights, node.order, node.weights if node.origin is None else node.origin

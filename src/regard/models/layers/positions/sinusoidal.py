@@ -62,10 +62,12 @@ class SinusoidalPositions(PositionEncoding):
         return self.table(position + 1)[position : position + 1]
 
     def table(self, length: int) -> Tensor:
-        """Return the vectors of at least the first `length` positions, in float32 on the CPU; cached."""
-        if self._table is None or len(self._table) < length:
-            self._table = self(torch.arange(max(_MIN_TABLE, 2 * length)), torch.float32)
-        return self._table
+        """Return at least the first `length` vectors, contiguous, in float32 on the CPU; cached."""
+        table = self._table  # read once: another thread may replace it by a shorter table
+        if table is None or len(table) < length:
+            table = self(torch.arange(max(_MIN_TABLE, 2 * length)), torch.float32).contiguous()
+            self._table = table
+        return table
 
     def tables(self, length: int) -> dict[str, Tensor]:
         return {"": self(torch.arange(length))}

@@ -38,7 +38,7 @@ def read_tokenizer(
         tokenizer = read_tokenizer_json(folder / JSON, size)
         ids = tokenizer.get_vocab(with_added_tokens=True)
         names = listed or codes or [token for token in ids if _CODE.fullmatch(token)]
-        languages = {code: ids[code] for code in names if code in ids}
+        languages = _check_languages(folder, {code: ids[code] for code in names if code in ids})
         if ids.get("<unk>") != UNKNOWN:
             raise ArgumentError(
                 f"{folder / JSON} assigns the id {ids.get('<unk>')} to <unk>; it must be {UNKNOWN}."
@@ -52,7 +52,8 @@ def read_tokenizer(
     pieces = [processor.id_to_piece(i) for i in range(processor.get_piece_size())]
     # fairseq replaces SentencePiece's three special tokens with four
     ids = {piece: i for i, piece in enumerate([*_FIRST, *pieces[3:]])}
-    languages = {code: len(pieces) + 1 + i for i, code in enumerate(listed or codes)}
+    numbered = enumerate(listed or codes, start=len(pieces) + 1)
+    languages = _check_languages(folder, {code: i for i, code in numbered})
     if max([*ids.values(), *languages.values()]) >= size:
         raise ArgumentError(
             f"{folder / MODEL} has {len(pieces)} tokens and {len(languages)} languages, but config.json has "
@@ -69,6 +70,16 @@ def target_language(choice: Choice, languages: Mapping[str, int]) -> int:
     if choice.target is None and isinstance(forced, int) and forced in languages.values():
         return forced
     return find_language(choice.folder, "target", choice.language("target"), languages)
+
+
+def _check_languages(folder: Path, languages: dict[str, int]) -> dict[str, int]:
+    """Raise if the folder lists no languages, for example because a tokenizer file is missing."""
+    if not languages:
+        raise ArgumentError(
+            f"{folder} lists no languages. Copy the whole folder, including vocab.json (M2M-100), or "
+            f"{SPECIAL} and tokenizer_config.json (NLLB)."
+        )
+    return languages
 
 
 def _listed(folder: Path, choice: Choice) -> list[str]:

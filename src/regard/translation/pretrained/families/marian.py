@@ -78,6 +78,7 @@ def read_layout(settings: Settings) -> Layout:
 
 def read_tokens(folder: Path, layout: Layout, choice: Choice) -> TokenizerPair:
     """Read source.spm, target.spm and vocab.json; with separate vocabularies, also target_vocab.json."""
+    choice.check_no_forced_token()
     source = read_vocabulary(folder / "vocab.json", layout.vocab_sizes[0])
     separate = choice.tokenizer.flag("separate_vocabs", False)
     target = read_vocabulary(folder / "target_vocab.json", layout.vocab_sizes[1]) if separate else source

@@ -35,6 +35,8 @@ def read_tokens(folder: Path, layout: Layout, choice: Choice) -> TokenizerPair:
     start = choice.generation.get("decoder_start_token_id", choice.config.get("decoder_start_token_id"))
     name = choice.tokenizer.get("tokenizer_class", choice.config.get("tokenizer_class", ""))
     is_50 = "50" in name if isinstance(name, str) and name else start == end
+    if not is_50:
+        choice.check_no_forced_token()
     tokenizer, languages = fairseq.read_tokenizer(folder, layout, choice, MBART_50 if is_50 else MBART_25)
     source = find_language(folder, "source", choice.language("source"), languages)
     if choice.target is None and not is_50 and start in languages.values():

@@ -40,7 +40,7 @@ _TASK = re.compile(r"translation_([a-z]+)_to_([a-z]+)")
 def read_layout(settings: Settings) -> Layout:
     """Read the architecture: RMS pre-norm without biases, unscaled scores, relative positions."""
     projection = settings.get("feed_forward_proj", "relu")
-    if projection not in _ACTIVATIONS:
+    if not isinstance(projection, str) or projection not in _ACTIVATIONS:
         raise ArgumentError(
             f"{settings.path} has feed_forward_proj={short(projection)}; regard supports "
             f"{', '.join(_ACTIVATIONS)}."
@@ -49,8 +49,8 @@ def read_layout(settings: Settings) -> Layout:
     settings.require(
         "dense_act_fn", projection.removeprefix("gated-"), *(["gelu_new"] if "gelu" in projection else [])
     )
-    tied = settings.get("tie_word_embeddings", True)
-    scaled = settings.flag("scale_decoder_outputs", tied is not False)
+    tied = settings.flag("tie_word_embeddings", True)
+    scaled = settings.flag("scale_decoder_outputs", tied)
     layers = settings.integer("num_layers", max=1024)
     shared: dict[str, Any] = {
         "width": settings.integer("d_model", max=65_536),
@@ -75,7 +75,7 @@ def read_layout(settings: Settings) -> Layout:
 
     def parameters() -> Iterator[Mapped]:
         yield Mapped("embedding.weight", (_SHARED,), (size, width))
-        if tied is False:
+        if not tied:
             yield Mapped("matrix", ("lm_head.weight",), (size, width))
         yield from _map_stack("encoder", encoder, cross=False)
         yield from _map_stack("decoder", decoder, cross=True)
@@ -88,12 +88,12 @@ def read_layout(settings: Settings) -> Layout:
         decoder,
         (size, size),
         share=True,
-        tie_output=tied is not False,
+        tie_output=tied,
         output_bias=False,
         output_scale=width**-0.5 if scaled else 1.0,
         parameters=parameters,
         stacks=("encoder.block.", "decoder.block."),
-        copies=copies if tied is False else {**copies, "lm_head.weight": _SHARED},
+        copies={**copies, "lm_head.weight": _SHARED} if tied else copies,
         ignored=frozenset({_UNUSED}),
     )
 
@@ -123,6 +123,7 @@ def _map_stack(side: str, config: TransformerConfig, *, cross: bool) -> Iterator
 
 def read_tokens(folder: Path, layout: Layout, choice: Choice) -> TokenizerPair:
     """Read tokenizer.json or spiece.model."""
+    choice.check_no_forced_token()
     size, end = layout.vocab_sizes[0], choice.token("eos_token_id", 1)
     padding = choice.config.integer("pad_token_id", 0, min=0)
     special = SpecialTokens(
