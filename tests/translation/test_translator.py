@@ -515,3 +515,10 @@ class TestFolders:
         (tmp_path / "x" / "config.json").write_text(json.dumps({**config, "alignment": {"layers": 3}}))
         with pytest.raises(ArgumentError, match="is not an alignment head"):
             load_translator(tmp_path / "x")
+
+
+def test_a_search_without_results_is_an_error(translator, monkeypatch):
+    """Enormous parameters can give every hypothesis zero probability."""
+    monkeypatch.setattr(translator, "_search", lambda lines, *options: [[] for _ in lines])
+    with pytest.raises(ArgumentError, match="every translation of 'zwei Hunde' zero probability"):
+        translator.translate(["zwei Hunde"])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regard._util.checks import check_sentences, check_type
+from regard._util.text import shorten
 from regard.errors import ArgumentError, DTypeError
 from regard.models.configs import Precision
 from regard.models.inference.quantization import quantize
@@ -148,6 +149,12 @@ class Translator:
             )
         lines = [self.reader.read(text, terms) for text in check_sentences(texts)]
         candidates = self._search(lines, strategy, batch_size, alignment)
+        for line, ranked in zip(lines, candidates, strict=True):
+            if not ranked:
+                raise ArgumentError(
+                    f"The model gives every translation of {shorten(line.text)!r} zero probability. Check "
+                    "its parameters."
+                )
         unknown = self.tokens.special.unknown
         weights = self._weigh(
             [
