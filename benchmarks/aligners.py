@@ -5,9 +5,9 @@ Each aligner is trained only on the sentences of the gold set, without the links
 
 A gold set is two files: NAME.src-tgt (source ||| target) and NAME.gold (1-2 sure, 1p2 possible, counted from
 1), such as those of https://github.com/neulab/awesome-align, folder examples. Greek-English needs
-`pip install --no-deps bible-alignments`; punctuation is excluded there. With --threshold, the lexical aligner
-is also rated as in `regard align --threshold`, which does not combine two directions: both columns show the
-same links.
+`pip install --no-deps bible-alignments`; punctuation is excluded there. With --threshold, the
+lexical aligner is also evaluated as in `regard align --threshold`, which does not combine two directions:
+both columns show the same links.
 
 Guided attention, its combinations with the lexical aligner, and cosines of the models' states are included if
 `benchmarks.greek` has trained two models for the set, in a folder with its name:

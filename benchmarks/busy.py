@@ -22,8 +22,8 @@ Task = Callable[[], object]
 
 
 def main(quick: bool = False, spin: bool = False) -> list[dict[str, object]]:
-    """Measure every task alone and next to a busy process; return one result per task."""
-    print(f"\nbusy: time next to a process that occupies a core / time alone; 2 threads; goal ≤ {LIMIT}")
+    """Measure every task with and without a busy process; return one result per task."""
+    print(f"\nbusy: time alongside a process that occupies a core / time alone; 2 threads; goal ≤ {LIMIT}")
     if not spin:
         os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # read by the workers when they import torch
     seconds = 0.3 if quick else SECONDS

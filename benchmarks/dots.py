@@ -1,4 +1,4 @@
-"""Dot-product attention with softmax: forward, backward, decoding, other shapes, tiny calls."""
+"""Dot-product attention with softmax: forward, backward, decoding, other shapes, and tiny calls."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

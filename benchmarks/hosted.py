@@ -15,7 +15,7 @@ STEPS = 8  # decoding steps after a long context
 
 
 def hosted() -> Iterator[Comparison]:
-    """An encoder of BERT-base size on short sentences; a Llama-like decoder with prompt and generation."""
+    """A BERT-base encoder on short sentences; a Llama-like decoder with a prompt and generated tokens."""
     yield Comparison("hosted", "BERT-base, 32 × 20-60 tokens", _encoder, target=1.0)
     yield Comparison("hosted", "BERT-base, 32 × 60 tokens", partial(_encoder, min_length=60), target=1.0)
     yield Comparison("hosted", f"Llama-like, {GENERATED} tokens after {PROMPT:,}", _decoder, target=1.0)
@@ -63,7 +63,7 @@ def _decoder(generated: int = GENERATED) -> Candidates:
 
 
 def _decoding(context: int) -> Candidates:
-    """Decoding steps alone: keys and values of the context are random. regard also with an int8 cache."""
+    """Decoding steps alone; the context's keys and values are random. regard also runs with an int8 cache."""
     from transformers import DynamicCache
 
     draw = torch.Generator().manual_seed(0)

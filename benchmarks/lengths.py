@@ -36,7 +36,7 @@ def main() -> None:
     test = [*corpus.test, *corpus.longer]
     sources, references = [pair.source for pair in test], [pair.target for pair in test]
     longest = max(len(pair.source.split()) for pair in corpus.train)
-    title = f"95 % of the training sentences have at most {longest} words"
+    title = f"95% of the training sentences have at most {longest} words"
     print(title)
     bins = length_bins(sources)
     curves = {}

@@ -24,7 +24,7 @@ def main(quick: bool = False) -> list[dict[str, object]]:
         start = time.perf_counter()
         output = run()
         seconds, peak = time.perf_counter() - start, peak_memory() - baseline
-        print(f"  {name:16} {seconds:6.1f} s   peak {peak:5.0f} MB above the inputs", flush=True)
+        print(f"  {name:16} {seconds:6.1f} s   peak {peak:5.0f} MB excluding the inputs", flush=True)
         results.append({"name": name, "seconds": seconds, "peak_mb": peak})
         return output
 

@@ -1,4 +1,4 @@
-"""Peak memory of a long attention call, above its inputs. Each call runs in a separate process."""
+"""Peak memory of a long attention call, excluding its inputs. Each call runs in a separate process."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ def main(quick: bool = False) -> list[dict[str, object]]:
     """Measure the peak memory of regard and SDPA with 8 heads and 8,192 tokens."""
     tokens = 2048 if quick else 8192
     dense = 8 * tokens**2 * 4 / 1e6
-    print(f"\nmemory above the inputs, 1,8,{tokens}, in MB; dense weights would take {dense:.0f}")
+    print(f"\nmemory excluding the inputs, 1,8,{tokens}, in MB; dense weights would take {dense:.0f}")
     results: list[dict[str, object]] = []
     for name in RUNS:
         command = [sys.executable, "-m", "benchmarks.memory", name, str(tokens)]
@@ -34,7 +34,7 @@ def main(quick: bool = False) -> list[dict[str, object]]:
 
 
 def measure(name: str, tokens: int) -> float:
-    """Run one call in this fresh process and return its peak memory above the inputs, in MB."""
+    """Run one call in this fresh process and return its peak memory excluding the inputs, in MB."""
     torch.set_num_threads(2)
     backward = name.endswith("backward")
     call = CALLS[name.split()[0]]

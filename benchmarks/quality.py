@@ -4,8 +4,10 @@
     python -m benchmarks.quality --pairs 29000 --minutes 15 40 --only auto
     python -m benchmarks.quality --pairs 3000 --only auto guided --set training.epochs=20
 
-Each variant is the preset auto with some settings changed; `small` is the preset of that name. The runs
-are sequential, and each appends its result to --output, so an interrupted benchmark can be continued.
+Each variant is the preset auto with some settings changed; `small` is the preset of that name.
+`back-translated` adds twice as many pairs: target lines that follow in the corpus, and samples of a model for
+the other direction, trained on the same pairs. The runs are sequential, and each appends its result to
+--output, so an interrupted benchmark can be continued.
 """
 
 import argparse
@@ -18,7 +20,16 @@ from pathlib import Path
 
 from benchmarks.multi30k import FOLDER
 from regard.models import keep_memory
-from regard.translation import TranslationConfig, choose_config, evaluate, load_translator, read_pairs, train
+from regard.translation import (
+    Pair,
+    Sample,
+    TranslationConfig,
+    choose_config,
+    evaluate,
+    load_translator,
+    read_pairs,
+    train,
+)
 from regard.translation.training.progress import create_display
 
 VARIANTS: dict[str, list[str]] = {
@@ -34,6 +45,7 @@ VARIANTS: dict[str, list[str]] = {
     "deeper": [],
     "average-5": ["training.average_checkpoints=5"],
     "smoothing-0.2": ["training.label_smoothing=0.2"],
+    "back-translated": [],  # see _back_translate
     "small": [],
 }
 
@@ -85,7 +97,12 @@ def measure(
         )
 
     start, cpu = time.monotonic(), time.process_time()
-    train(folder, islice(train_set, pairs), dev=dev, config=choose, callbacks=[create_display()])
+    corpus = list(islice(train_set, pairs))
+    if variant == "back-translated":
+        lines = [pair.target for pair in islice(train_set, 2 * pairs)]
+        dev = list(dev)
+        corpus += _back_translate(corpus, dev, lines, seed, settings)
+    train(folder, corpus, dev=dev, config=choose, callbacks=[create_display()])
     seconds, cpu = time.monotonic() - start, time.process_time() - cpu
     translator = load_translator(folder)
     sources, references = zip(*test, strict=True)
@@ -97,6 +114,23 @@ def measure(
         "seconds": round(seconds),
         "cpu_seconds": round(cpu),
     }
+
+
+def _back_translate(
+    pairs: Sequence[Pair], dev: Sequence[Pair], lines: Sequence[str], seed: int, settings: Sequence[str]
+) -> list[Pair]:
+    """Pair target lines with tagged samples of a model for the other direction (Caswell et al. 2019)."""
+    folder = Path("quality-reverse")
+    shutil.rmtree(folder, ignore_errors=True)
+    train(
+        folder,
+        [Pair(target, source) for source, target in pairs],
+        dev=[Pair(target, source) for source, target in dev],
+        config=lambda statistics: choose_config(statistics).override([f"training.seed={seed}", *settings]),
+        callbacks=[create_display()],
+    )
+    samples = load_translator(folder).translate(lines, strategy=Sample(seed=seed))
+    return [Pair(f"<BT> {sample}", line) for sample, line in zip(samples, lines, strict=True)]
 
 
 def _config(config: TranslationConfig, variant: str) -> TranslationConfig:

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-// Always inlined: otherwise, the linker might keep only one copy of a function, for another instruction set.
+// Always inlined: otherwise, the linker might keep only the copy of a function for another instruction set.
 #define INLINE inline __attribute__((always_inline))
 
 namespace regard {
@@ -180,7 +180,7 @@ struct Best {
   int64_t rows, columns, first, k;
 };
 
-// A decoding step of a Transformer decoder: see decoder_step.h. Pointers to scratch memory are last.
+// A decoding step of a Transformer decoder: see decoder_step.h. Pointers to scratch memory come last.
 struct Step {
   struct Norm {
     const float *weight, *bias;

@@ -84,7 +84,7 @@ class Arena {
 thread_local Arena arena;
 thread_local Arena item_arena;  // memory that the blocks of an item share
 
-// Guards that free the scratch memory at the end of a block or an item, even if it throws.
+// Guards that free the scratch memory at the end of a block or an item, even if an exception is thrown.
 struct BlockScratch {
   ~BlockScratch() { arena.rewind(); }
 };

@@ -12,7 +12,7 @@
 #include "multiply.h"
 #include "abi.h"
 #include "pack.h"
-#include "tiles.h"
+#include "amx_product.h"
 
 namespace regard {
 namespace {
@@ -199,7 +199,7 @@ struct Block {
       for (int64_t i = 0; i < count * width; ++i) rows[i] *= p.scale;
     if (few || p.family != Family::dot) return;
     columns = arena.take(p.width * lanes);
-    // unused lanes repeat the last row, so they are always finite
+    // unused lanes repeat the last row, so they hold no uninitialized values
     to_columns(columns, lanes, lanes, p.width, p.scale,
                [&](int lane) { return row_at[lane < count ? lane : count - 1]; });
   }

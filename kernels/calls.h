@@ -92,9 +92,9 @@ class Calls {
     calls_.clear();
   }
 
-  // Runs a call. Returns None if it is not in the cache, needs the general path or has an output that is not finite,
-  // the output if neither τ nor a gradient is needed, else (output, τ, prepared, whether a gradient is needed, kept
-  // weights or None).
+  // Runs a call. Returns None if the call is not cached, needs the general path, or produces an output that is not
+  // finite. Otherwise returns the output alone if neither τ nor a gradient is needed, and (output, τ, prepared, whether
+  // a gradient is needed, kept weights or None) if one of them is.
   nb::object run(const Kernels* kernels, nb::handle query, nb::handle key, nb::handle value, nb::handle score,
                  nb::handle mask, nb::handle normalize, bool need_tau) const {
     Signature signature;

@@ -488,8 +488,8 @@ struct Job {
 };
 
 // The problem of an item. bfloat16 and float16 keys and values that several blocks read are converted to float32 once,
-// unless they do not fit into the L2 cache or are multiplied as pairs (keys; with tiles or in the backward pass, values
-// too).
+// unless they do not fit into the L2 cache or are multiplied as pairs. Keys can be multiplied as pairs in every call,
+// values only with tiles or in the backward pass.
 class ItemProblem {
  public:
   ItemProblem(const Problem& p, int64_t unit, int64_t rows) : p_(p) {

@@ -1,5 +1,5 @@
 // All kernels of one instruction set, except the backward pass (backward.cpp), which takes as long to compile as all
-// the others together. Both files are compiled once per instruction set, with ISA defined as its name.
+// the others combined. Both files are compiled once per instruction set, with ISA defined as its name.
 #include "decode.h"
 #include "dropout.h"
 #include "forward.h"

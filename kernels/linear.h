@@ -60,7 +60,7 @@ INLINE void float_tile(const Linear& l, int64_t row, int64_t column) {
     }
 }
 
-// Computes columns [column, end) of R rows, so many at a time that their sums fill one vector.
+// Computes columns [column, end) of R rows, in groups of columns whose sums fill one vector.
 template <int R>
 INLINE void float_columns(const Linear& l, int64_t row, int64_t column, int64_t end) {
   constexpr int C = W / R > 1 ? W / R : 1;

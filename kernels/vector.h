@@ -10,7 +10,7 @@
 // min, which return their second argument if the first is NaN; any, square_root, scale_by_power, widen_halves,
 // narrow_halves, widen_bytes, widen_int8 and add_pairs; and reciprocal, 1 / x for values that are neither tiny nor
 // huge. If it defines MULTIPLIES_PAIRS, it also defines add_pairs for pairs of bfloat16; if it defines
-// MULTIPLIES_TILES, the operations on tiles that tiles.h uses.
+// MULTIPLIES_TILES, the operations on tiles that amx_product.h uses.
 #define TEXT_(x) #x
 #define TEXT(x) TEXT_(x)
 // clang-format off

@@ -1,4 +1,4 @@
-"""Public calls reach the code that does the work through few files."""
+"""Public calls reach the code that does the work through only a few files."""
 
 import graphlib
 import os

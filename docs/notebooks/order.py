@@ -115,7 +115,7 @@ def _(mo):
 @app.cell
 def _(TransformerConfig, Stack, encoding, mo, shuffle, text, torch):
     words = text.value.split()[:12]
-    mo.stop(len(words) < 2, mo.md("*Type two words or more.*"))
+    mo.stop(len(words) < 2, mo.md("*Type at least two words.*"))
     torch.manual_seed(0)
     table = {word: torch.randn(32) for word in sorted(set(words))}
     block = Stack(

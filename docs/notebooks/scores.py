@@ -30,7 +30,7 @@ def _(mo):
     - The dot product grows with the width d: increase it from 4 to 384, and the softmax puts all its weight
       on one word. The scaled dot product, divided by √d, does not have this problem.
     - Sparsemax and entmax give weights of exactly zero; softmax never does.
-    - Softmax1 weights can sum to less than one, sigmoid weights to more than one: see the sum of the row.
+    - Softmax1 weights can sum to less than one, and sigmoid weights to more than one: see the sum of the row.
     """)
     return
 

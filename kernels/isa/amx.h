@@ -8,7 +8,7 @@
 namespace regard {
 namespace {
 
-// The operations of tiles.h. Tiles are numbered by literals from 0 to 7, and steps between rows are in floats. GCC
+// The operations of amx_product.h. Tiles are numbered by literals from 0 to 7; steps between rows are in floats. GCC
 // assumes that loading a tile reads no memory; the empty asm makes it complete earlier stores first.
 #define tile_zero(tile) _tile_zero(tile)
 #define tile_load(tile, from, step)      \

@@ -1,4 +1,4 @@
-// AVX-512 with AMX emulated in C++, to test tiles.h on processors without AMX. Not part of wheels.
+// AVX-512 with AMX emulated in C++, to test amx_product.h on processors without AMX. Not part of wheels.
 #pragma once
 
 #include "avx512.h"
@@ -38,7 +38,7 @@ INLINE void tile_store(int tile, float* to, ptrdiff_t step) {
   for (int i = 0; i < 16; ++i) memcpy(to + i * step, emulated.use(tile)[i], 64);
 }
 
-// Replaces subnormal numbers by zeros, as the processor does with operands and results.
+// Replaces subnormal numbers with zeros, as the processor does with operands and results.
 INLINE vec flush(vec x) { return ((uvec)x & 0x7f800000u) == 0u ? (vec)((uvec)x & 0x80000000u) : x; }
 
 // TDPBF16PS (Intel SDM, volume 2): the first and the second elements of the pairs are summed separately.

@@ -24,7 +24,7 @@ def test_the_pronoun_is_shown_in_the_head_that_reads_its_antecedent_most() -> No
 
 
 def link_of(tokens: list[str], *links: tuple[int, int, float], heads: int = 3) -> tuple | None:
-    """Return layer, head, query and key of the first link; each of `links` is in its own head."""
+    """Return layer, head, query and key of the first link; each of `links` is in a head of its own."""
     weights = torch.full((heads, len(tokens), len(tokens)), 0.01)
     for head, (query, key, weight) in enumerate(links):
         weights[head, query, key] = weight

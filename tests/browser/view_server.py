@@ -171,7 +171,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 def answer(question, payload):
-    """Answer requests about a long text in which every token attends to the one 1000 before it."""
+    """Answer requests about a long text in which every token attends to the token 1000 positions back."""
     if question == "tile":
         (top, bottom), (left, right) = payload["rows"], payload["columns"]
         rows = np.linspace(top, bottom, payload["height"], endpoint=False)

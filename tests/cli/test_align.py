@@ -139,7 +139,7 @@ def test_draw(model, capsys):
         (["no", "such"], "no: No such file or directory; check the path"),
         (["-", "-"], "SOURCE and TARGET are both -"),
         (["{a}", "{short}"], "has 4 lines, but"),
-        (["{a}", "{gold}", "--gold", "{short}"], "has 1 line, but there are 4 sentence pairs"),
+        (["{a}", "{gold}", "--gold", "{short}"], "has 1 line, but the corpus has 4 sentence pairs"),
         ("--symmetrize union", "--symmetrize union needs a second model: --reverse-model FOLDER"),
         ("--symmetrize onion", "'onion' is not one of"),
         ("--index-base 1", "--index-base 1 requires a gold file; add --gold FILE"),
@@ -233,7 +233,7 @@ def test_a_saved_aligner_aligns_new_text(corpus, tmp_path, capsys):
     run("align", "--text", "rot Haus", "house red", "--aligner", path, "--draw")
     assert "house" in capsys.readouterr().out
     swapped = error_of(capsys, "align", *reversed(corpus), "--aligner", path)
-    assert "SOURCE and TARGET seem to be swapped" in swapped
+    assert "SOURCE and TARGET seem to be in the wrong order" in swapped
 
 
 def test_a_saved_aligner_is_combined_with_two_models(model, reverse, files, corpus, tmp_path, capsys):

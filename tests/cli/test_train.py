@@ -203,7 +203,7 @@ def test_damaged_data_is_one_line(corpus, tmp_path, capsys):
 def test_a_folder_name_that_is_not_utf8_is_rejected_early(corpus, tmp_path, capsys):
     folder = tmp_path / os.fsdecode(b"model\xff")
     for command in (["train", corpus / "dev.tsv", "-o", folder], ["translate", "-m", folder, "1 2 3"]):
-        assert "is not UTF-8, so safetensors cannot read a model in it. Choose another name" in error_of(
+        assert "is not UTF-8, so safetensors cannot read a model from it. Choose another name" in error_of(
             capsys, *command
         )
     assert not folder.exists()

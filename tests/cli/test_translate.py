@@ -156,7 +156,7 @@ class TestOutput:
         assert len(notes) == 6
         assert notes[0].startswith("regard: line 1: ")
         assert "unknown words copied: '漢字'" in notes[0]
-        assert notes[-1] == "regard: 3 more lines have notes; use --json to see them."
+        assert notes[-1] == "regard: 3 more notes are not shown; use --json to see all notes."
 
 
 @pytest.mark.parametrize(

@@ -278,7 +278,7 @@ def test_captured_weights_on_keys_that_this_run_lacks_raise():
     with regard.edit(model, None, None, run):
         model(x)
     with (
-        pytest.raises(ShapeError, match="its weights need all of its keys"),
+        pytest.raises(ShapeError, match="must have all keys that the captured queries attend to"),
         regard.edit(model, None, None, regard.Patch(run, weights=True)),
     ):
         model(x[:, :3])

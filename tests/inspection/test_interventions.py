@@ -68,7 +68,7 @@ def pair(request):
 
 @pytest.mark.sampled(2)
 def test_replacing_weights_by_themselves_changes_nothing(pair):
-    """In float64 only rounding differs; in float32 the difference is a few times the model's error at most.
+    """In float64, only rounding differs; in float32, the difference is at most a few times the model's error.
 
     The edited model sums in a different order than the kernel, and later layers amplify such differences like
     any rounding error. The unedited model's error measures this amplification: both errors have the same

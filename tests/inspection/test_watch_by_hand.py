@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 import regard
 from regard.errors import ArgumentError
-from regard.inspection.hooks.sdpa_calls import capture_flex, capture_sdpa
+from regard.inspection.hooks.functional_calls import capture_flex, capture_sdpa
 
 B, H, Q, D = 2, 3, 7, 5
 LOWEST = torch.finfo(torch.float32).min

@@ -128,7 +128,7 @@ HOSTILE: dict[str, tuple[Damage, str]] = {
     "other width": (edit(lambda about: about["model"].update(width=8)), "has shape"),
     "huge width": (edit(lambda about: about["model"].update(width=2**20)), "has shape"),
     "width beyond 64 bits": (edit(lambda about: about["model"].update(width=2**40)), "overflow"),
-    "many layers": (edit(lambda about: about["model"].update(layers=10**9)), "has 10{9} layers"),
+    "many layers": (edit(lambda about: about["model"].update(layers=10**9)), "has 1,000,000,000 layers"),
     "type of a setting": (edit(lambda about: about["model"].update(heads="2")), "heads='2'"),
     "fewer tokens": (edit(lambda about: about["tokens"].remove("dog")), "has shape"),
     "token twice": (edit(lambda about: about["tokens"].append("tom")), "'tom' occurs twice"),

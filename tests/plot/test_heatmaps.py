@@ -132,7 +132,7 @@ def test_limits_set_the_color_scale():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"limits": (1, 0)}, r"limits=\(1, 0\): .* the first smaller than the second"),
+        ({"limits": (1, 0)}, r"limits=\(1, 0\): .* the first must be smaller than the second"),
         ({"limits": (2, 2)}, r"limits=\(2, 2\): both must be finite"),
         ({"limits": (1,)}, r"limits=\(1,\): pass two numbers"),
         ({"limits": (0, 1, 2)}, r"limits=\(0, 1, 2\): pass two numbers"),

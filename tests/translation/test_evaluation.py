@@ -308,7 +308,7 @@ def test_the_embedded_corpus(corpus, capsys, monkeypatch):
         ([*PAIR, "-m", "loud", "--picture", "x.gif"], "Cannot write 'x.gif': use"),
         ([*PAIR, "-m", "loud", "--tokenize", "13b"], "tokenize='13b' is not supported. Choose from '13a'"),
         ([*PAIR, "-m", "loud", "--beam", "0"], "--beam"),
-        ([*PAIR, "--translations", "short"], "'short' has 2 lines, but there are 300 sentences"),
+        ([*PAIR, "--translations", "short"], "'short' has 2 lines, but the test set has 300 sentences"),
         (
             ["embedded", "-m", "loud", "--languages", "german"],
             "--languages is 'german'; pass source and target",

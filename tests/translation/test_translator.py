@@ -119,7 +119,7 @@ class TestTranslate:
         [
             (7, DTypeError, "sentences is an int; pass a string or a list of strings"),
             (["a", None], DTypeError, "Sentence 1 is None; pass strings"),
-            (["a", "\ud800"], ArgumentError, "Sentence 1 has the lone surrogate '\\ud800' at character 0"),
+            (["a", "\ud800"], ArgumentError, "contains the lone surrogate '\\ud800' at character 0"),
         ],
     )
     def test_inputs_that_are_not_text_are_rejected(self, texts, error, message, translator):

@@ -88,7 +88,7 @@ def check_sentences(sentences: str | Sequence[str]) -> list[str]:
                 sentence.encode()
             except UnicodeEncodeError as error:
                 raise ArgumentError(
-                    f"Sentence {i} has the lone surrogate {sentence[error.start]!r} at character "
+                    f"Sentence {i} contains the lone surrogate {sentence[error.start]!r} at character "
                     f"{error.start}; check how the text was decoded."
                 ) from None
     return checked

@@ -89,7 +89,7 @@ def short_names(paths: Sequence[str | os.PathLike[str]]) -> list[str]:
 
 
 def remove_partial_files(folder: Path) -> None:
-    """Delete temporary files left in a folder by an `open_atomic` whose process was killed."""
+    """Delete the temporary files of `open_atomic` that killed processes left in a folder."""
     for path in folder.glob(".regard-*.part"):
         if _PART.fullmatch(path.name) and path.is_file() and not path.is_symlink():
             path.unlink()

@@ -73,7 +73,7 @@ def _fit(texts: Sequence[str], count: _Count, max_tokens: int) -> Iterator[tuple
 
 
 def look_at_passages(encoder: PretrainedEncoder, text: str, *, title: str = "") -> ViewModel:
-    """View an encoder that reads a long text in passages of up to its maximum length.
+    """View the attention of an encoder on a long text, split into passages that the encoder can read.
 
     >>> import regard
     >>> from regard.app.long_text import look_at_passages

@@ -294,7 +294,7 @@ def _heads(layer: LayerView, heads: Sequence[int] | None) -> list[int]:
     if len(heads) > layer.heads:
         raise ArgumentError(
             f"heads lists {len(heads)} numbers, but the layer has {pluralize(layer.heads, 'head')}; list "
-            "each once."
+            "each head once."
         )
     return list(heads)
 
@@ -313,8 +313,8 @@ def _range(name: str, value: Sequence[int] | None, size: int) -> range:
 def check_index(name: str, value: int, size: int) -> None:
     """Raise ArgumentError if an index is out of range."""
     if value >= size:
-        bounds = f"it must be at most {size - 1}." if size else "there are none."
-        raise ArgumentError(f"{name} is {value}; {bounds}")
+        bounds = f"; it must be at most {size - 1}." if size else ", but there are none to choose from."
+        raise ArgumentError(f"{name} is {value}{bounds}")
 
 
 def encode_array(x: Floats) -> bytes:

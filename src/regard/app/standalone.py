@@ -63,7 +63,7 @@ def write_page(path: str | os.PathLike[str], x: Any, *, title: str = "", about: 
     """
     for name, text in (("title", title), ("about", about)):
         if not isinstance(text, str):
-            raise DTypeError(f"write_page: {name} is {text!r:.40}, {type_name(text)}; it must be a string.")
+            raise DTypeError(f"write_page got {name}={text!r:.40}, {type_name(text)}; it must be a string.")
     if Path(path).suffix.lower() not in EXTENSIONS:
         raise ArgumentError(f"Cannot write a page to {os.fspath(path)!r}. Use the extension {EXTENSIONS[0]}.")
     return write_atomic(path, make_page(x, title=title, about=about).encode())

@@ -173,8 +173,8 @@ def _inputs(
     batch = max(map(len, split.values()))
     if batch > _MAX_INPUTS:
         raise ArgumentError(
-            f"The weights have a batch of {batch}; at most {_MAX_INPUTS} inputs can be shown. Select some "
-            "inputs, such as x[:8]."
+            f"The weights have a batch size of {batch}; at most {_MAX_INPUTS} inputs can be shown. Select "
+            "some of them, such as weights[:8]."
         )
     for entry in range(batch):
         texts: list[TextView] = []

@@ -46,10 +46,10 @@ _PLACEHOLDERS: dict[object, str] = {bool: "", int: "N", float: "X", str: "TEXT"}
 
 
 class _Placeholders:
-    """Help that shows placeholders, not Python types; typer has no setting for this."""
+    """Mixin whose help shows placeholders such as N, not Python types; typer has no setting for this."""
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters, without their Python types."""
+        """Return the parameters, with the names of Python types removed from their help."""
         params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
         for param in params:
             if param.param_type_name == "argument":
@@ -60,11 +60,11 @@ class _Placeholders:
 
 
 class Command(_Placeholders, TyperCommand):
-    """A command whose help shows placeholders."""
+    """A subcommand whose help shows placeholders instead of Python types."""
 
 
 class Group(_Placeholders, TyperGroup):
-    """The `regard` command, whose help shows placeholders."""
+    """The command `regard`; its help shows placeholders instead of Python types."""
 
 
 def run(arguments: list[str]) -> Any:

@@ -118,8 +118,8 @@ def _remove(folder: Path) -> None:
     for path in folder.rglob("*"):
         if path.is_symlink() or (not path.is_dir() and path not in demo_files):
             raise ArgumentError(
-                f"{str(path)!r} was not created by the demo, but would be deleted by it; move the file, "
-                "or choose another folder: --output FOLDER."
+                f"{str(path)!r} was not created by the demo, which would delete it; move the file, or "
+                "choose another folder: --output FOLDER."
             )
     shutil.rmtree(folder)
 
@@ -137,7 +137,7 @@ def _accuracy(translator: Translator, corpus: EmbeddedCorpus) -> str:
 
 
 def _interesting(pairs: Sequence[Pair]) -> list[Pair]:
-    """Select sentences that are neither too short nor too wide for a terminal."""
+    """Select sentences of four to nine words, which fit in a terminal."""
     fit = [pair for pair in pairs if 4 <= len(pair.source.split()) <= 9]
     return sorted(fit or pairs, key=lambda pair: -len(pair.target.split()))[:_ON_PAGE]
 

@@ -203,8 +203,8 @@ def _check_lines(files: Sequence[Path], contents: Sequence[Sequence[str]], expec
     for file, lines in zip(files, contents, strict=True):
         if len(lines) != expected:
             raise ArgumentError(
-                f"{str(file)!r} has {pluralize(len(lines), 'line')}, but there are {expected:,} sentences; "
-                "it needs one line per sentence."
+                f"{str(file)!r} has {pluralize(len(lines), 'line')}, but the test set has "
+                f"{pluralize(expected, 'sentence')}; the file needs one line per sentence."
             )
 
 

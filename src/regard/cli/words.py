@@ -69,7 +69,9 @@ def embed(
     check_encoder(model)
     texts = [*(sentences or []), *([] if file is None else _lines(file))]
     if not texts:
-        raise ArgumentError('embed needs sentences: regard embed "Dogs bark.", or --file FILE.')
+        raise ArgumentError(
+            'embed needs sentences: pass them in quotes, as in regard embed "Dogs bark.", or use --file FILE.'
+        )
     if output is not None:
         _check_output(output)
     encoder = _load(model)

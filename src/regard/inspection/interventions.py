@@ -125,7 +125,7 @@ def importance(
 
     batch: the model's arguments: a dictionary, a tuple, or one tensor.
     loss: function from the model's output to a number. Default: the model's own loss, if the batch has
-        labels; otherwise the KL divergence of the ablated from the original predictions,
+        labels; otherwise the KL divergence between the original and the ablated predictions,
         KL(original ‖ ablated), in nats per token.
     intervention: applied to each head in turn; default: ZeroAblation().
 

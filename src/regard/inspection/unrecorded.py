@@ -170,7 +170,7 @@ def _class_name(module: nn.Module) -> str:
 def nothing_recorded(model: nn.Module, layers: Layers | None) -> str:
     """Return why nothing was recorded although the model ran, if no candidate explains it."""
     if any(attends(module) for module in model.modules()) and layers is not None:
-        return f"no attention ran in the layers {layers!r}"
+        return f"no attention ran in the layers selected by layers={layers!r}"
     own = own_attention(model)
     subject = f"{', '.join(own)} {'computes' if len(own) == 1 else 'compute'}" if own else "it computes"
     return f"{subject} no softmax that watch could trace to a product of queries and keys"

@@ -53,10 +53,10 @@ def watch(
     before layers that mix heads, and before factors that make them negative. Windows of tokens (Swin,
     Qwen2.5-VL) become one map per image; `Seen.windows` returns the weights of each window.
 
-    The model's outputs remain bit-identical. Compiled models run uncompiled inside the block and return the
-    outputs of the uncompiled model. Only calls inside the block and in the same thread are recorded; a
-    warning and `Seen.unseen` name attention that ran but was not recorded. Reading weights raises an error if
-    query or key was modified in place after the call. Modifications through `.data` are not detected.
+    The model's outputs are bit-identical to those without `watch`, except that compiled models run uncompiled
+    inside the block. Only calls inside the block and in the same thread are recorded; a warning and
+    `Seen.unseen` name attention that ran but was not recorded. Reading weights raises an error if query or
+    key was modified in place after the call. Modifications through `.data` are not detected.
 
     layers: record only these layers, by number (0 is the first, -1 the last), name or pattern: [0, -1],
         "decoder.*".
@@ -89,7 +89,7 @@ def watch(
         )
     if isinstance(model, torch.jit.ScriptModule):
         raise ArgumentError(
-            f"watch() got {model.original_name} as TorchScript, which runs outside of Python. Watch the "
+            f"watch() got {model.original_name} as TorchScript, which runs outside Python. Watch the "
             "module that was passed to torch.jit.script or torch.jit.trace."
         )
     selection, seen = LayerSelection(model, layers), Seen(RecordedTexts(tokenizer, tokens))

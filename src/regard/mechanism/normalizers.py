@@ -129,8 +129,8 @@ class Softmax1(Normalizer):
         if isinstance(self.score, Tensor):
             if not self.score.is_floating_point():
                 raise DTypeError(
-                    f"Softmax1 got a sink of dtype {self.score.dtype}; it must be floating point: "
-                    "score.float()."
+                    f"Softmax1 got a sink of dtype {self.score.dtype}; it must be floating point. "
+                    "Use score.float()."
                 )
         elif self.score != -math.inf:  # −inf disables the sink
             check_number("Softmax1 got a sink with score", self.score)
@@ -383,7 +383,7 @@ BUILT_IN: dict[str, type[Normalizer]] = {
     for kind in (Softmax, Softmax1, Entmax, Sparsemax, Entmax15, Mean, Relu, Sigmoid, Hard)
 }
 BUILT_IN_TYPES = frozenset(BUILT_IN.values())  # exact types: a subclass may override any method
-# the numbers that each takes; the score of a sink is stored separately, because it may be a tensor
+# the numeric arguments of each; the score of a sink is stored separately, because it may be a tensor
 _NUMBERS = {
     name: tuple(signature(kind).parameters) for name, kind in BUILT_IN.items() if kind is not Softmax1
 }

@@ -179,7 +179,7 @@ def quantize(x: Tensor) -> Quantized:
             "For a single vector, pass x[None]."
         )
     if not x.is_floating_point():
-        raise DTypeError(f"quantize got dtype {x.dtype}; it must be floating point: x.float().")
+        raise DTypeError(f"quantize got dtype {x.dtype}; it must be floating point. Use x.float().")
     with torch.no_grad():
         real = x.detach().to(_scale_dtype(x.dtype))
         size = real.abs() if real.shape[-1] else real.new_zeros(*real.shape[:-1], 1)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from regard._util.checks import check_int, check_number
 from regard._util.name_hints import hint_arguments
+from regard._util.text import pluralize
 from regard.errors import ShapeError
 from regard.mechanism.torch_state import concrete
 
@@ -69,16 +70,17 @@ class Score:
 def _same_width(query: Tensor, key: Tensor) -> None:
     if query.shape[-1] != key.shape[-1]:
         raise ShapeError(
-            f"query has {query.shape[-1]} features and key has {key.shape[-1]}; a dot product needs "
-            f"equal widths. Use score=General({query.shape[-1]}, {key.shape[-1]}), or project one of them."
+            f"query has {pluralize(query.shape[-1], 'feature')} and key has {int(key.shape[-1]):,}; a dot "
+            f"product needs equal widths. Use score=General({query.shape[-1]}, {key.shape[-1]}), or project "
+            "one of them."
         )
 
 
 def _widths(score: str, query: Tensor, key: Tensor, query_width: int, key_width: int) -> None:
     if (query.shape[-1], key.shape[-1]) != (query_width, key_width):
         raise ShapeError(
-            f"query has {query.shape[-1]} features and key has {key.shape[-1]}, but the score is "
-            f"{score}({query_width}, {key_width}). Use {score}({query.shape[-1]}, {key.shape[-1]})."
+            f"query has {pluralize(query.shape[-1], 'feature')} and key has {int(key.shape[-1]):,}, but the "
+            f"score is {score}({query_width}, {key_width}). Use {score}({query.shape[-1]}, {key.shape[-1]})."
         )
 
 

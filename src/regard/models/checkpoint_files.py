@@ -141,7 +141,7 @@ def check_tensor(folder: Path, name: str, part: Any, shape: tuple[int, ...]) -> 
     if tuple(part.get_shape()) != shape:
         raise ArgumentError(
             f"{name} in {folder} has shape {tuple(part.get_shape())}; config.json requires {shape}. Use "
-            "a config and weights from the same folder."
+            "the config.json and weights of the same model."
         )
     if part.get_dtype() not in ("F64", "F32", "F16", "BF16"):
         raise ArgumentError(

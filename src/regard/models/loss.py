@@ -254,7 +254,7 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> No
         others = ", ".join(str(t.dtype) for t in (weight, bias) if t is not None)
         raise DTypeError(
             f"x has dtype {x.dtype} and the parameters have {others}; they must have the same floating-point "
-            "dtype: x.to(weight.dtype)."
+            "dtype. Use x.to(weight.dtype)."
         )
 
 

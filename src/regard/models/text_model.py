@@ -262,7 +262,10 @@ def load_language_model(name: str | os.PathLike[str]) -> TextModel:
         with safe_open(folder / MODEL, "pt") as file:
             tensors = len(list(file.keys()))
         if config.layers > tensors:  # check this before building the layers
-            raise ValueError(f"{CONFIG} has {config.layers} layers, but {MODEL} has {tensors} tensors")
+            raise ValueError(
+                f"{CONFIG} has {pluralize(config.layers, 'layer')}, but {MODEL} has "
+                f"{pluralize(tensors, 'tensor')}"
+            )
         tokens, capitalized = about["tokens"], about["capitalized"]
         _check_tokens(tokens, capitalized)
         with meta_device():  # allocates no memory until the sizes are checked

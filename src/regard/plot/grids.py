@@ -151,7 +151,7 @@ def _check_limits(limits: Any, *, log: bool) -> tuple[float, float]:
         ) from None
     if not -math.inf < low < high < math.inf:
         raise ArgumentError(
-            f"limits=({low:g}, {high:g}): both must be finite, and the first smaller than the second."
+            f"limits=({low:g}, {high:g}): both must be finite, and the first must be smaller than the second."
         )
     if log and low <= 0:
         top = high if high > 0 else 1.0

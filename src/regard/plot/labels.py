@@ -20,7 +20,7 @@ ANGLES = (0, 45, 90)  # rotations of labels below a matrix, in order of preferen
 
 
 class AxisLabels:
-    """The labels of one axis, and their sizes in points.
+    """The labels of one axis, and their widths and heights in points.
 
     tokens: the labels; None to use numbers. count: number of positions. fontsize: font size in points.
     angle: rotation of labels below a matrix; −1 for labels to its left.

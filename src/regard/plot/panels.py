@@ -55,7 +55,7 @@ def make_panel(
 def make_panels(
     matrices: NDArray[Any], size: Sequence[int], tokens: Sequence[Tokens], titles: Sequence[str]
 ) -> list[Panel]:
-    """Create the panels of several matrices with the same tokens."""
+    """Create one panel for each of several matrices that share their tokens."""
     (rows, columns), (queries, keys) = size, tokens
     pairs = zip(matrices, titles, strict=True)
     return [Panel(matrix, rows, columns, queries, keys, title) for matrix, title in pairs]

@@ -22,7 +22,7 @@ _MIN_BATCH = 600  # tokens in the smallest batch of a short run
 _SHORT_EPOCHS, _SHORT_LEARNING_RATE = 13, 1.5e-3  # a run with fewer epochs is short
 _LONG_EPOCHS = 25  # a run with at least as many epochs needs more dropout
 _MAX_LENGTH = 100  # tokens in the longest sentence of a speed measurement
-_MIN_EPOCHS = 4  # if fewer fit into the available time, a smaller model is used, which learns more
+_MIN_EPOCHS = 4  # if fewer epochs fit into the available time, a smaller model learns more
 _TRAINING = 0.9  # fraction of the available time that is not spent in validation and preparation
 
 

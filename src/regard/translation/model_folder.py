@@ -90,8 +90,8 @@ def check_folder_name(folder: str | os.PathLike[str]) -> None:
         os.fspath(folder).encode()
     except UnicodeEncodeError:
         raise ArgumentError(
-            f"The folder name {os.fspath(folder)!r} is not UTF-8, so safetensors cannot read a model in "
-            "it. Choose another name."
+            f"The folder name {os.fspath(folder)!r} is not UTF-8, so safetensors cannot read a model "
+            "from it. Choose another name."
         ) from None
 
 

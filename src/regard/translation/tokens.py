@@ -27,7 +27,7 @@ Kind = Literal["unigram", "bpe", "words", "characters"]
 _MODEL_TYPES = {"unigram": "unigram", "bpe": "bpe", "words": "word", "characters": "char"}
 _MAX_LINES = 2_000_000  # larger corpora are sampled
 _MAX_LINE_BYTES = 1 << 16
-_MAX_FILE_BYTES = 1 << 28  # a SentencePiece model with about ten million tokens
+_MAX_FILE_BYTES = 1 << 28  # the size of a SentencePiece model with about ten million tokens
 MIN_COVERAGE = 0.98  # SentencePiece's limit
 _MIN_PARALLEL = 64  # SentencePiece starts threads for each list, which is slower if the list is short
 _CACHED_WORDS, _CACHED_LENGTH = 2**15, 100  # words, and characters per word, whose tokens are kept
@@ -36,7 +36,8 @@ _LONE_SURROGATE = (
     "UTF-8, or remove the surrogate."
 )
 _NO_TEXT = (
-    f"No text to learn a vocabulary from: every line is blank or longer than {_MAX_LINE_BYTES:,} bytes."
+    f"No text to learn a vocabulary from: every line is blank or longer than {_MAX_LINE_BYTES:,} bytes. "
+    "Pass text with one sentence per line."
 )
 
 
@@ -420,7 +421,7 @@ class _ErrorRecorder(Iterable[str]):
 
 
 def _explain(error: RuntimeError, kind: Kind, size: int) -> str:
-    """Replace SentencePiece's common errors with more helpful messages."""
+    """Return a message that explains a common SentencePiece error and how to fix it."""
     text = str(error)
     if "Unable to cast" in text:
         return _LONE_SURROGATE

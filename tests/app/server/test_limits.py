@@ -60,7 +60,7 @@ def test_with_little_memory_work_is_refused(megabytes, limited, client):
 
 
 def test_incomplete_requests_do_not_use_up_file_descriptors(limited, client):
-    """Three times as many incomplete requests as open files do not block other requests."""
+    """Incomplete requests, three times as many as the limit on open files, do not block others."""
     pid, port = limited
     with ExitStack() as stack:
         for number in range(300):

@@ -226,7 +226,7 @@ def test_stop_reports_threads_that_cannot_be_interrupted():
 
 
 def test_work_is_refused_if_memory_is_too_low(worker, monkeypatch):
-    """The job is refused before it starts: OpenMP and Rust would abort the process."""
+    """The job is rejected before it starts: OpenMP and Rust would abort the process."""
 
     async def ask():
         return await worker.run(lambda: "done")

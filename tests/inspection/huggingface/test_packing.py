@@ -182,7 +182,7 @@ def test_watched_and_edited_models_run_with_padding():
 
 def test_models_that_fail_without_padding_are_refused():
     class Unpackable(transformers.BertModel):
-        """Fails if its layers receive shapes other than (b, n, m)."""
+        """A model that fails if its layers receive shapes other than (b, n, m)."""
 
         def __init__(self, config):
             super().__init__(config)

@@ -211,7 +211,7 @@ def test_compare_needs_one_or_two_words(encoder, word):
 
 
 def test_missing_word_error_lists_the_words(encoder):
-    with pytest.raises(ArgumentError, match=r"'cat' is not in 'Dogs bark.'.*words are: Dogs bark \."):
+    with pytest.raises(ArgumentError, match=r"'cat' is not in 'Dogs bark.'.*has these words: Dogs bark \."):
         encoder.compare("A cat", "Dogs bark.", word="cat")
 
 

@@ -534,7 +534,7 @@ def test_missing_tokenizers_package(folder, monkeypatch):
         (b'{"vocab_size": ' + b"9" * 5000 + b"}", "not valid JSON"),
         (b"\xff\xfe{}", "not UTF-8"),
         (b" " * (2**20 + 1), r"the limit is 1\.0 MB"),
-        (b"{}", "model_type=None; load_encoder supports bert"),
+        (b"{}", "model_type=None; load_encoder supports only bert"),
     ],
 )
 def test_invalid_config_files(content, message, folder):
@@ -546,7 +546,7 @@ def test_invalid_config_files(content, message, folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2"}, "model_type='gpt2'; load_encoder supports bert, roberta"),
+        ({"model_type": "gpt2"}, "model_type='gpt2'; load_encoder supports only bert, roberta"),
         ({"model_type": ["bert"]}, "model_type="),
         ({"hidden_size": -14}, "hidden_size=-14"),
         ({"hidden_size": "14"}, "hidden_size='14'"),
@@ -572,7 +572,7 @@ def test_invalid_config_files(content, message, folder):
         ({"layer_norm_eps": "x" * 10**5}, "is invalid.{,400}$"),
         ({"layer_norm_eps": float("nan")}, "layer_norm_eps=nan"),
         ({"hidden_dropout_prob": 1.5}, r"dropout=1\.5"),
-        ({"hidden_act": "gelu_new"}, "hidden_act='gelu_new'; load_encoder supports gelu .* and relu"),
+        ({"hidden_act": "gelu_new"}, "hidden_act='gelu_new'; load_encoder supports only gelu .* and relu"),
         ({"hidden_act": {"a": 1}}, "hidden_act="),
         ({"position_embedding_type": "relative_key"}, "relative_key.*'absolute'"),
         ({"is_decoder": True}, "is_decoder=True"),

@@ -232,7 +232,7 @@ def test_glove_files_are_read(tmp_path):
         (b"3 3\na 1 2 3\nb 1 2 3\n", "declares 3 words in its first line, but has 2"),
         (b"1 999999999999\na 1 2 3\n", "Line 2 of .* the vectors have 999,999,999,999"),
         (b"1 0\na\n", "Line 2"),
-        (b"2 3\na \x00\x00\x80\x3f\x00\x00\x80\x3f", "Line 2 of .* (zero byte|UTF-8)"),
+        (b"2 3\na \x00\x00\x80\x3f\x00\x00\x80\x3f", "Line 2 of .* (null byte|UTF-8)"),
         (b"a 1\xff 2\n", "Line 1 of .* UTF-8"),
         (b"a " + b"1 " * 600_000, "Line 1 of .* more than 1,048,576 bytes"),
         (b"\x1f\x8b\x08\x00", "is compressed; decompress it"),

@@ -156,7 +156,7 @@ def test_errors():
         model.train()
     with pytest.raises(ArgumentError, match="no gradients"):
         model.decoder.blocks[0].feed_forward(torch.randn(2, 32, requires_grad=True))
-    with pytest.raises(DTypeError, match=r"got an input of torch\.float64"):
+    with pytest.raises(DTypeError, match=r"got an input of dtype torch\.float64"):
         model.decoder.blocks[0].feed_forward(torch.randn(2, 32).double())
     with pytest.raises(ArgumentError, match="'int4'; choose one of float32, bfloat16, int8"):
         quantize(model, "int4")

@@ -60,7 +60,7 @@ def test_every_damaged_byte_is_harmless(path):
         ),
         ({"counts": np.zeros(3, np.float32)}, None, "pairs and 3 counts"),
         ({"counts": None}, None, "unexpected arrays"),
-        ({"pairs": np.zeros((2, 2), np.int64)}, None, "pairs is 2-dimensional"),
+        ({"pairs": np.zeros((2, 2), np.int64)}, None, "pairs is a 2-dimensional array"),
         ({"source.null": np.full(4, np.nan)}, None, "source.null contains a value that is not a probability"),
         (
             {"target.jumps": np.full(5, np.inf)},

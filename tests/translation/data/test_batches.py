@@ -89,8 +89,8 @@ def test_batches_contain_the_links_of_their_pairs(tmp_path):
 @pytest.mark.parametrize(
     ("links", "reason"),
     [
-        (([0, 3], [0, 1]), "they exceed its 3 source and 2 target tokens"),
-        (([0, 1], [0, 2]), "they exceed its 3 source and 2 target tokens"),
+        (([0, 3], [0, 1]), "they refer to tokens beyond its 3 source and 2 target tokens"),
+        (([0, 1], [0, 2]), "they refer to tokens beyond its 3 source and 2 target tokens"),
         (([0, 1], [0]), "2 source and 1 target positions"),
         (([], [0]), "0 source and 1 target positions"),
     ],

@@ -92,7 +92,7 @@ def test_errors(content, message):
 def test_absent_languages_and_endless_segments(monkeypatch):
     content = document(segment("de", "Hund") + segment("en", "dog"))
     with pytest.raises(
-        ArgumentError, match="none of its 1 translation units has segments in both 'it' and 'en'"
+        ArgumentError, match="read 1 translation unit, but found none with segments in both 'it' and 'en'"
     ):
         read(content, ("it", "en"))
     monkeypatch.setattr(tmx, "_MAX_UNIT_CHARACTERS", 5)

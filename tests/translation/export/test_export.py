@@ -1,4 +1,4 @@
-"""Exported models give the same translations without regard; unsupported features are refused."""
+"""Exported models give the same translations without regard; unsupported features are rejected."""
 
 import json
 from pathlib import Path
@@ -222,13 +222,13 @@ def test_ctranslate2_reads_the_alignment_head(tmp_path: Path) -> None:
         (
             {"positions": "rotary"},
             "huggingface",
-            "Hugging Face cannot express positions=rotary; it supports sinus",
+            "Hugging Face cannot express positions=rotary; it supports only sinus",
         ),
         ({"positions": "alibi"}, "onnx", "ONNX cannot express positions=alibi"),
-        ({"key_heads": 2}, "ctranslate2", "CTranslate2 cannot express key_heads=2; it supports 4"),
-        ({"norm": "rms"}, "huggingface", "cannot express norm=rms; it supports layer"),
+        ({"key_heads": 2}, "ctranslate2", "CTranslate2 cannot express key_heads=2; it supports only 4"),
+        ({"norm": "rms"}, "huggingface", "cannot express norm=rms; it supports only layer"),
         ({"normalize": regard.Sparsemax()}, "onnx", "cannot express normalize=Sparsemax"),
-        ({"activation": "swiglu"}, "huggingface", "cannot express activation=swiglu; it supports relu"),
+        ({"activation": "swiglu"}, "huggingface", "cannot express activation=swiglu; it supports only relu"),
     ],
 )
 def test_what_a_format_cannot_express_is_refused(

@@ -274,20 +274,20 @@ def test_a_folder_without_languages_is_refused(m2m_100: Pretrained, tmp_path: Pa
 def test_a_t5_activation_must_be_a_name(tmp_path: Path) -> None:
     make_t5(tmp_path)
     change_config(feed_forward_proj=["relu"])(tmp_path)
-    with pytest.raises(ArgumentError, match=r"feed_forward_proj=\['relu'\]; regard supports relu"):
+    with pytest.raises(ArgumentError, match=r"feed_forward_proj=\['relu'\]; regard supports only relu"):
         regard.load_translator(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (change_config(model_type="bart"), "model_type='bart'; load_translator supports marian"),
+        (change_config(model_type="bart"), "model_type='bart'; load_translator supports only marian"),
         (change_config(encoder_layers=10**9), "must be an integer from 1 to 1024"),
         (change_config(encoder_layers=3), "has 3 layers, but the weights have 2"),
         (change_config(d_model=32), r"has shape \(\d+, 16\); config.json requires \(\d+, 32\)"),
         (change_config(normalize_before=True), "normalize_before=True; regard supports only False"),
         (change_config(moe_experts=8), "moe_experts=8, which regard does not support"),
-        (change_config(activation_function="tanh"), "activation_function='tanh'; regard supports relu"),
+        (change_config(activation_function="tanh"), "activation_function='tanh'; regard supports only relu"),
         (change_generation(bad_words_ids=5), "bad_words_ids=5; it must be a list"),
         (change_generation(suppress_tokens=[10**6]), "but 1000000 is used as the id of a special or suppr"),
         (change_generation(decoder_start_token_id=10**6), "but 1000000 is used as the id of a special"),

@@ -167,7 +167,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "other vocabulary": (lambda folder: Tokenizer.learn(["a"], kind="words").save(folder / SHARED), "shape"),
     "other vocabulary of the same size": (
         lambda folder: OTHER.save(folder / SHARED),
-        "tokens.model is not the vocabulary that model.safetensors was trained with",
+        "tokens.model is not the vocabulary that the model in model.safetensors was trained with",
     ),
     "weights without a checksum": (changed, "model.safetensors does not match its checksum"),
     "changed config": (

@@ -395,7 +395,7 @@ def test_progress_round_trips(progress):
 
 
 def test_dev_data_is_not_trained_on(tmp_path):
-    """Other dev data leads to the same weights."""
+    """Different dev data leads to the same weights."""
     for name, dev in (("a", DEV), ("b", DEV[:2])):
         config = small_config("plain", "average_checkpoints=1", "updates=5")
         small_trainer(tmp_path / name, config, dev=dev).run()

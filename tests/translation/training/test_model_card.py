@@ -1,4 +1,4 @@
-"""The model card contains the data, the settings, the scores and a command that repeats the training run."""
+"""The model card contains the data, settings and scores, and a command that reproduces the training run."""
 
 import shlex
 from itertools import pairwise

@@ -103,7 +103,7 @@ def test_a_resumed_run_keeps_the_chosen_precision(tmp_path, monkeypatch):
     assert trainer.run().finished
     assert trainer._precision == "float32"
 
-    choice = PrecisionChoice("float32", "bfloat16 is only 0.50 × as fast on this machine")
+    choice = PrecisionChoice("float32", "bfloat16 is only 0.50 × as fast as float32 on this machine")
     monkeypatch.setattr(loop, "choose_precision", lambda run_step, **sizes: choice)  # measured again
     trainer = small_trainer(tmp_path, small_config("transformer", *AUTO, "updates=8"), callbacks=[recorder])
     assert trainer.run().finished

@@ -22,7 +22,7 @@ def built_guide(clone: Path = _CLONE) -> Path | None:
 
 
 def guide_address() -> str:
-    """Return the address of the guide: the built guide, else the one in the package's metadata, else ""."""
+    """Return the address of the built guide or, if it is not built, of the published one; "" if unknown."""
     return PATH if built_guide() else published_guide()
 
 

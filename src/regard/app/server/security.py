@@ -104,7 +104,7 @@ class SecurityMiddleware:
             host = shorten(hosts[0] if hosts else "", 100)
             raise RequestError(
                 HTTPStatus.FORBIDDEN,
-                f"Unknown host {host!r}: this server is {self.address}. Open that address.",
+                f"Unknown host {host!r}: the address of this server is {self.address}. Open that address.",
             )
         site, origin = headers.get("sec-fetch-site"), headers.get("origin")
         is_read = method in ("GET", "HEAD")

@@ -5,7 +5,7 @@ is rounded here.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -59,13 +59,13 @@ def export_translator(translator: Translator, info: Mapping[str, Any]) -> SiteMo
     model = translator.model
     if not isinstance(model, Transformer):
         raise ArgumentError(
-            f"{info['name']!r} is a {type(model).__name__}; a static site runs Transformers only. Train one: "
+            f"{info['name']!r} is a {type(model).__name__}; a static site runs only Transformers. Train one: "
             "regard train --model transformer."
         )
     if translator.tokens.target.origin is not None:
         raise ArgumentError(
-            f"{info['name']!r} is a pretrained model in Hugging Face format; a static site runs models that "
-            "regard trained from scratch. Use regard look."
+            f"{info['name']!r} is a pretrained model in Hugging Face format; a static site runs only models "
+            "that regard trained from scratch. Use regard look instead."
         )
     return _export(
         model,
@@ -102,8 +102,8 @@ def export_encoder(encoder: Any, info: Mapping[str, Any]) -> SiteModel:
     """
     if not isinstance(encoder, PretrainedEncoder):
         raise ArgumentError(
-            f"{info['name']!r} is a {type(encoder).__name__}; a static site runs translators, language "
-            "models and BERT encoders such as minilm."
+            f"{info['name']!r} is a {type(encoder).__name__}; a static site runs only translators, "
+            "language models and BERT encoders such as minilm. Use regard look instead."
         )
     tokenizer = _export_word_piece(encoder, str(info["name"]))
     return _export(encoder, encoder.config, "encoder", info, tokenizer=tokenizer)
@@ -135,18 +135,18 @@ def export_config(config: TransformerConfig, name: str) -> dict[str, Any]:
         normalize = "softmax1"
     if normalize is None:
         raise ArgumentError(
-            f"{name!r} uses normalize={config.normalize!r}; a static site supports "
-            f"{', '.join(_NORMALIZERS)}. Use regard look."
+            f"{name!r} uses normalize={config.normalize!r}; a static site supports only "
+            f"{_join(_NORMALIZERS)}. Use regard look instead."
         )
     if config.activation not in _ACTIVATIONS:
         raise ArgumentError(
-            f"{name!r} uses activation={config.activation!r}; a static site supports "
-            f"{', '.join(_ACTIVATIONS)}. Use regard look."
+            f"{name!r} uses activation={config.activation!r}; a static site supports only "
+            f"{_join(_ACTIVATIONS)}. Use regard look instead."
         )
     if config.resolved_head_width * config.heads != config.width:
         raise ArgumentError(
-            f"{name!r} has {config.heads} heads of width {config.head_width}, but width={config.width}; a "
-            "static site requires heads * head_width = width. Use regard look."
+            f"{name!r} has heads={config.heads}, head_width={config.head_width} and width={config.width}; "
+            "a static site requires heads * head_width = width. Use regard look instead."
         )
     names = ("width", "heads", "layers", "activation", "norm", "eps", "norm_first", "positions")
     return {
@@ -155,6 +155,12 @@ def export_config(config: TransformerConfig, name: str) -> dict[str, Any]:
         "ffn_dim": config.resolved_ffn_dim,
         "normalize": normalize,
     }
+
+
+def _join(names: Iterable[str]) -> str:
+    """Return a list of names as text: "relu, gelu and swiglu"."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}"
 
 
 def export_tokenizers(tokens: TokenizerPair) -> dict[str, Any]:
@@ -192,8 +198,8 @@ def _export_word_piece(encoder: PretrainedEncoder, name: str) -> dict[str, Any]:
     strips = normalizer.get("strip_accents") in (None, normalizer.get("lowercase"))
     if model.get("type") != "WordPiece" or normalizer.get("type") != "BertNormalizer" or not strips:
         raise ArgumentError(
-            f"{name!r} has a tokenizer of type {model.get('type')!r}; a static site supports BERT's "
-            "WordPiece tokenizer only."
+            f"{name!r} has a tokenizer of type {model.get('type')!r}; a static site supports "
+            "only BERT's WordPiece tokenizer. Use regard look instead."
         )
     vocabulary = sorted(model["vocab"], key=model["vocab"].__getitem__)
     special = {"cls": "[CLS]", "sep": "[SEP]", "unknown": model["unk_token"]}

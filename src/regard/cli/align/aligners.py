@@ -62,14 +62,14 @@ def align_lexically(
 
 
 def _check_sides(aligner: "LexicalAligner", pairs: Sequence[Pair]) -> None:
-    """Raise an error if source and target seem to be swapped."""
+    """Raise an error if SOURCE and TARGET seem to be in the wrong order."""
     sides = list(zip(*pairs, strict=True))
     known = [[_fraction(*aligner.count_known(texts, side)) for side in (0, 1)] for texts in sides]
     if known[0][1] > 2 * known[0][0] and known[1][0] > 2 * known[1][1]:
         raise ArgumentError(
             f"The aligner knows {known[0][0]:.0%} of the words in SOURCE as source words, but "
-            f"{known[0][1]:.0%} as target words. SOURCE and TARGET seem to be swapped; pass them in the "
-            "other order."
+            f"{known[0][1]:.0%} as target words. SOURCE and TARGET seem to be in the wrong order; swap "
+            "them."
         )
 
 

@@ -383,8 +383,9 @@ def _read_gold(path: Path, index_base: int | None, pairs: Sequence[Pair]) -> "li
         _check_index_base(path, gold)
     if len(gold) != len(pairs):
         raise ArgumentError(
-            f"{str(path)!r} has {pluralize(len(gold), 'line')}, but there are {len(pairs):,} sentence pairs; "
-            "it needs one line per pair, empty if the pair has no links."
+            f"{str(path)!r} has {pluralize(len(gold), 'line')}, but the corpus has "
+            f"{pluralize(len(pairs), 'sentence pair')}; the file needs one line per pair, empty if the pair "
+            "has no links."
         )
     for line, ((source, target), links) in enumerate(zip(pairs, gold, strict=True), start=1):
         lengths = len(source.split()), len(target.split())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, islice, pairwise
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-from regard._util.text import printable, shorten
+from regard._util.text import pluralize, printable, shorten
 from regard.translation.alignment.links import to_pharaoh
 from regard.translation.decoding.strategies import Strategy
 from regard.translation.text.documents import Format
@@ -102,6 +102,7 @@ class Writer:
         }
         self.notes: list[str] = []  # at most _MAX_NOTES
         self.noted = self.number = 0  # number of lines with a note, and total number of lines so far
+        self._cure = "; use --json to see all notes"
         self.report: Callable[[str], None] = lambda text: None
 
     def write(self, lines: Iterable[str], to: IO[str]) -> None:
@@ -109,7 +110,7 @@ class Writer:
         lines = iter(lines)
         while group := list(islice(lines, self.options["batch_size"] * _SORTED_BATCHES)):
             self._write(self.translator.translate(group, **self.options), to)
-            self.report(f"{self.number:,} lines translated …")
+            self.report(f"{pluralize(self.number, 'line')} translated …")
 
     def write_stream(self, lines: Iterable[str], to: IO[str]) -> None:
         """Translate lines as they arrive."""
@@ -121,7 +122,7 @@ class Writer:
 
         document = translate_document(self.translator, text, format, column=column, **self.options)
         to.write(document.text)
-        self.noted = len(document.notes)
+        self.noted, self._cure = len(document.notes), ""  # documents cannot be printed as JSON
         self.notes = [f"{shorten(source, 60)!r}: {note}." for source, note in document.notes[:_MAX_NOTES]]
 
     def _write(self, translations: Iterable["Translation"], to: IO[str]) -> None:
@@ -145,5 +146,6 @@ class Writer:
         for note in self.notes:
             print(f"regard: {printable(note)}", file=sys.stderr)
         if self.noted > _MAX_NOTES:
-            more = self.noted - _MAX_NOTES
-            print(f"regard: {more:,} more lines have notes; use --json to see them.", file=sys.stderr)
+            more = pluralize(self.noted - _MAX_NOTES, "more note")
+            verb = "is" if self.noted == _MAX_NOTES + 1 else "are"
+            print(f"regard: {more} {verb} not shown{self._cure}.", file=sys.stderr)

@@ -115,7 +115,7 @@ class Generation:
         if call.kind == "cross":
             if layer.steps and layer.steps[0].keys != keys:
                 return layer.fail(
-                    f"step {number} attends to {keys} keys, but the first step to {layer.steps[0].keys}"
+                    f"step {number} attends to {keys} keys, but step 1 attends to {layer.steps[0].keys}"
                 )
             new = call.key if layer.first_features is None else None
             offset, end = 0, keys

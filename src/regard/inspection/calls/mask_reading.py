@@ -59,7 +59,7 @@ def _cached(mask: Tensor, compute: Callable[..., Any], *arguments: Hashable) -> 
 
 
 def key_intervals(allowed: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64], bool]:
-    """Return the smallest interval that contains each row's allowed keys, and whether no row has gaps.
+    """Return the smallest interval with all allowed keys of each row, and whether all its keys are allowed.
 
     Rows without allowed keys have the interval (0, 0).
 

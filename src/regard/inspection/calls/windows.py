@@ -124,7 +124,7 @@ class WindowedLayer:
         return positions
 
     def accepts(self, call: CapturedCall) -> bool:
-        """Return whether a call computes further windows of the same images."""
+        """Return whether a call computes more windows of the same images."""
         positions, first = call.windows, self._first
         if positions is None or (positions.batch, positions.tokens) != (first.batch, first.tokens):
             return False

@@ -152,7 +152,8 @@ class Patch(Intervention):
                 return (weights @ value)[..., captured.heads, :, :]
         raise ShapeError(
             f"Patch: {call.layer!r} has {pluralize(queries, 'query')} and {pluralize(keys, 'key')}, but the "
-            f"captured call has {inputs.query.shape[-2]} and {known}, and its weights need all of its keys. "
+            f"captured call has {inputs.query.shape[-2]} and {known}; with weights=True, this run must have "
+            "all keys that the captured queries attend to. "
             "Use inputs of equal length in both runs."
         )
 

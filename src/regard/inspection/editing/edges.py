@@ -129,7 +129,7 @@ def _selected_heads(call: AttentionCall, heads: list[int]) -> Tensor | None:
 
 
 def _with_rows(call: AttentionCall, output: Tensor, heads: list[int], rows: Tensor) -> AttentionCall:
-    """Replace the output of the given heads and rows; all others stay bit-identical."""
+    """Replace the output of the given heads and rows; leave all other outputs unchanged, bit for bit."""
     selected = torch.zeros(call.heads, 1, 1, dtype=torch.bool, device=output.device)
     selected[heads] = True
     return replace(call, output=torch.where(selected & rows[:, None], output.to(call.output), call.output))

@@ -325,9 +325,9 @@ class _ThreadStance:
 
 
 def _torch_patches() -> list[Patch]:
-    from regard.inspection.hooks import torch
+    from regard.inspection.hooks import torch_layers
 
-    patches = torch.patches()
+    patches = torch_layers.patches()
     patches.append(_stance_patch() if "torch._dynamo.eval_frame" in sys.modules else _compile_patch())
     return patches
 
@@ -383,7 +383,7 @@ def observing(observer: Observer) -> Iterator[None]:
 
 
 def _enter_tracer() -> None:
-    from regard.inspection.hooks.torch import run_observed
+    from regard.inspection.hooks.torch_layers import run_observed
     from regard.inspection.hooks.tracing import Tracer
 
     if THREAD.tracer is None:
@@ -402,7 +402,7 @@ def _update_tokens() -> None:
 
 
 def _exit_tracer() -> None:
-    from regard.inspection.hooks.torch import run_observed
+    from regard.inspection.hooks.torch_layers import run_observed
 
     tracer, THREAD.tracer = THREAD.tracer, None
     if tracer is not None:

@@ -20,6 +20,7 @@ from regard.errors import ArgumentError
 from regard.inspection.calls.capture import CapturedCall, dense_call
 from regard.inspection.calls.windows import add_window_positions
 from regard.inspection.hooks import interception
+from regard.inspection.hooks.functional_calls import capture_flex, capture_sdpa
 from regard.inspection.hooks.handwritten.chains import Chains
 from regard.inspection.hooks.handwritten.merged_heads import split_heads
 from regard.inspection.hooks.handwritten.operations import Operation, Softmaxed
@@ -34,9 +35,8 @@ from regard.inspection.hooks.interception import (
     records_values,
     report,
 )
-from regard.inspection.hooks.sdpa_calls import capture_flex, capture_sdpa
 from regard.inspection.hooks.token_tracker import TokenTracker
-from regard.inspection.hooks.torch import capture_multihead_function
+from regard.inspection.hooks.torch_layers import capture_multihead_function
 from regard.inspection.measures.call_record import AttentionOutput
 
 

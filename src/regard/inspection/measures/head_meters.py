@@ -173,7 +173,7 @@ class TokenMatches:
 
 
 def is_causal(weights: Weights | Tensor) -> bool:
-    """Return whether no row attends to a key after its query.
+    """Return whether the weights are causal: no query attends to a later key.
 
     >>> import torch, regard
     >>> from regard.inspection.measures.head_meters import is_causal

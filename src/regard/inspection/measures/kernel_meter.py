@@ -1,4 +1,4 @@
-"""Head measures of lazy weights in one pass of the kernels, in at most about twice the time of `entropy()`.
+"""Head measures of lazy weights in one pass of the kernels, in about twice the time of `entropy()` or less.
 
 Each measure is a sum of weights over a set of keys: an interval around the row's own position, or the keys
 with a certain token. The kernel adds a weight to all sets that contain its key, so the time does not depend

@@ -70,7 +70,7 @@ def _changes(
     if getattr(module, "batch_first", True) is False and before.dim() == 3:  # n b m, as in torch's layers
         raise ArgumentError(
             f"value_zeroing: {name!r} has batch_first=False: the first axis of its output is the sequence. "
-            "Create the model with batch_first=True; the parameters are the same."
+            "Create the model with batch_first=True, which does not change its parameters."
         )
     if sizes.queries != before.shape[-2]:
         raise ArgumentError(

@@ -119,7 +119,10 @@ class RecordedLayers(Mapping[str, Weights]):
                 )
             return list(self._weights)[layer]
         if isinstance(layer, slice):
-            raise TypeError("seen is indexed by one layer: seen[0]. Use list(seen.values())[start:stop].")
+            raise TypeError(
+                "seen cannot be sliced; index one layer, such as seen[0], or use "
+                "list(seen.values())[start:stop]."
+            )
         if isinstance(layer, tuple):
             rest = ", ".join(map(str, layer[1:]))
             raise KeyError(f"seen takes one layer; for its heads, use seen[{layer[0]!r}][..., {rest}, :, :].")

@@ -263,7 +263,7 @@ class Seen(RecordedLayers):
 
     @hint_arguments
     def to_html(self, path: str | os.PathLike[str], *, title: str = "") -> Path:
-        """Write an interactive page of all layers, as a single file that opens in any browser.
+        """Write the interactive view of all layers to one HTML file that opens in any browser.
 
         >>> import tempfile, torch, regard
         >>> layer = regard.models.SelfAttention()

@@ -71,9 +71,9 @@ class Layout(NamedTuple):
         heads = groups if heads == 1 else heads
         if heads != groups and (groups == 0 or heads % groups):
             raise ShapeError(
-                f"query has {heads} heads and {'value' if key_heads == 1 else 'key'} has {groups}; the "
-                "number of query heads must be a multiple of the number of key and value heads. Heads are "
-                "axis -3."
+                f"query has {pluralize(heads, 'head')} and {'value' if key_heads == 1 else 'key'} has "
+                f"{groups}; the number of query heads must be a multiple of the number of key and value "
+                "heads. Heads are axis -3."
             )
         batch = _broadcast([t.shape[:-3] for t in (query, key, value)])
         if batch is None:
@@ -246,11 +246,13 @@ def check_shapes(query: Tensor, key: Tensor | Quantized, value: Tensor | Quantiz
                 f"For a single vector, pass {name}[None]."
             )
         if not tensor.is_floating_point():
-            raise DTypeError(f"{name} has dtype {tensor.dtype}; it must be floating point: {name}.float().")
+            raise DTypeError(
+                f"{name} has dtype {tensor.dtype}; it must be floating point. Use {name}.float()."
+            )
         if tensor.dtype != query.dtype:
             raise DTypeError(
-                f"query has dtype {query.dtype} and {name} has {tensor.dtype}; the dtypes must be equal: "
-                f"{name}.to(query.dtype)."
+                f"query has dtype {query.dtype} and {name} has {tensor.dtype}; the dtypes must be equal. "
+                f"Use {name}.to(query.dtype)."
             )
         if tensor.device != query.device:
             raise DeviceError(
@@ -316,12 +318,13 @@ def _dense(bias: Tensor, call_shape: CallShape, dtype: torch.dtype) -> Tensor:
             cure = f"pass an instance, {name}(…)"
         elif isinstance(bias, Mask):
             cure = "pass masks as mask="
-        raise DTypeError(f"bias is {name}, which cannot be added to scores; {cure}.")
+        kind = f"the class {name}" if isinstance(bias, type) else type_name(bias)
+        raise DTypeError(f"bias is {kind}, which cannot be added to scores; {cure}.")
     if not bias.is_floating_point():
         cure = (
             "Pass a boolean tensor (True = may attend) as mask=."
             if bias.dtype is torch.bool
-            else "bias.float()."
+            else "Use bias.float()."
         )
         raise DTypeError(
             f"bias has dtype {bias.dtype}; it is added to the scores, so it must be floating point. {cure}"

@@ -154,7 +154,7 @@ class Problem:
         return self.with_config(nan_safe=not (finite and self._cannot_overflow(*map(_max_abs, scored))))
 
     def _cannot_overflow(self, query: float, key: float, vector: float = 1.0) -> bool:
-        """Whether no score can overflow, given the largest magnitude of each tensor. NaN gives False."""
+        """Whether the scores cannot overflow, given the largest magnitude of each tensor. NaN gives False."""
         width, dtype = max(self["query"].shape[-1], 1), self["query"].dtype
         scaled = query * abs(self.config.scale)
         term = scaled * key if self.config.family == "dot" else (scaled + key) * vector

@@ -83,8 +83,8 @@ def prepared(score: Score, result: object, query: Tensor, key: Tensor, lead: Seq
     width = result.query.shape[-1]
     if result.key.shape[-1] != width:
         raise ShapeError(
-            f"{name} returned a query with {width} features and a key with {result.key.shape[-1]}; "
-            "the widths must be equal."
+            f"{name} returned a query with {pluralize(width, 'feature')} and a key with "
+            f"{int(result.key.shape[-1]):,}; the widths must be equal."
         )
     _check_family(name, result, width)
     return result._replace(
@@ -127,8 +127,8 @@ def _check_family(name: str, result: Prepared, width: int) -> None:
         vector = _like(f"{name} returned a vector", vector, result.query)
         if vector.shape != (width,):
             raise ShapeError(
-                f"{name} returned a vector of shape {tuple(vector.shape)} for a query with {width} features; "
-                f"it must have shape ({width},)."
+                f"{name} returned a vector of shape {tuple(vector.shape)} for a query with "
+                f"{pluralize(width, 'feature')}; it must have shape ({width},)."
             )
     if isinstance(result.scale, Tensor):
         raise DTypeError(
@@ -170,7 +170,9 @@ def function_scores(scores: object, query: Tensor, key: Tensor, shape: Sequence[
             f"it must return shape {shape}."
         )
     if not scores.is_floating_point():
-        raise DTypeError(f"score returned dtype {scores.dtype}; it must be floating point: scores.float().")
+        raise DTypeError(
+            f"score returned dtype {scores.dtype}; it must be floating point. Return scores.float()."
+        )
     check_dense("the score's result", scores)
     if scores.device != query.device:
         raise DeviceError(
@@ -223,7 +225,9 @@ def allowed(what: str, x: object, pairs: Sequence[int], device: torch.device) ->
         return None
     x = _dense(what, x, device)
     if x.dtype is not torch.bool:
-        raise DTypeError(f"{what} of dtype {x.dtype}; it must be torch.bool (True = may attend): x.bool().")
+        raise DTypeError(
+            f"{what} of dtype {x.dtype}; it must be torch.bool (True = may attend). Return x.bool()."
+        )
     if not broadcasts(x.shape, pairs):
         raise MaskError(
             f"{what} of shape {tuple(x.shape)}, which does not broadcast to the shape of the weights, "
@@ -248,7 +252,7 @@ def line(bias: object, result: object, heads: int, length: int, device: torch.de
     if not 1 <= result.dim() <= 2 or result.shape[-1] != length:
         raise ShapeError(
             f"{bias} returned shape {tuple(result.shape)} for {pluralize(length, 'distance')}; it must "
-            f"return ({heads}, {length}), or ({length},) to share the bias between all heads."
+            f"return ({heads}, {length}), or ({length},) to share the bias across all heads."
         )
     line = torch.atleast_2d(result)
     if line.shape[-2] != 1 and line.shape[-2] != heads:

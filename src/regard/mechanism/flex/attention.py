@@ -224,7 +224,7 @@ def _trace_route(call: FlexCall) -> _Route:
 def _find_mask(
     form: ScoreForm, trace: Trace, mask_mod: Any, blocks: Blocks | None, sizes: Sizes, device: torch.device
 ) -> Intervals | str | None:
-    """Return the key intervals of a call's masks, None if there are no masks, or why they are unknown."""
+    """Return the key intervals of a call's masks, None without masks, or the reason why they are unknown."""
     masks: list[Intervals | None] = []
     if blocks is not None:
         condition = trace.result if isinstance(trace.result, Constant | Index) else mask_mod
@@ -269,8 +269,8 @@ def _check_inputs(call: FlexCall) -> None:
         )
     if query.shape[-1] != key.shape[-1]:
         raise ShapeError(
-            f"query has {query.shape[-1]} features and key has {key.shape[-1]}; a dot product needs equal "
-            "widths."
+            f"query has {pluralize(query.shape[-1], 'feature')} and key has {int(key.shape[-1]):,}; a dot "
+            "product needs equal widths."
         )
     if key.shape[0] not in (1, query.shape[0]):
         raise ShapeError(

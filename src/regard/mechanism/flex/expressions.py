@@ -1,9 +1,9 @@
-"""Values in a traced `score_mod` or `mask_mod`: constants, expressions of the indices, and scores.
+"""Values in a traced `score_mod` or `mask_mod`: constants, expressions in the indices, and scores.
 
     score_mod(score, b, h, q, k) = gain · tanh(factors · score) + terms, −inf where a mask is False
     without tanh                 = gain · factors · score + terms
 
-The factors, terms and masks are expressions of the indices b, h, q, k and of captured tensors.
+The factors, terms and masks are expressions in the indices b, h, q, k and in captured tensors.
 """
 
 import math
@@ -24,7 +24,7 @@ class Constant:
 
 @dataclass(frozen=True, eq=False)
 class Index:
-    """An expression of the indices and of captured tensors.
+    """An expression in the indices and in captured tensors.
 
     depends: the indices ("b", "h", "q" or "k") that affect the value; "d" if only the distance k − q does.
     slopes: coefficients of q and k if the expression is a linear function of q and k plus a function of the

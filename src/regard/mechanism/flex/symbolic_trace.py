@@ -43,7 +43,7 @@ class Trace(NamedTuple):
         if not same and self.calls:
             raise StaleError(
                 f"{name} changed between the forward and the backward pass: a number or a tensor that it "
-                "uses was replaced. Bind it when the function is defined, e.g. with "
+                "uses was replaced. Bind this value when the function is defined, e.g. with "
                 f"functools.partial({name}, table=table)."
             )
 

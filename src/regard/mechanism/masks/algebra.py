@@ -187,7 +187,7 @@ def terms_of(mask: Mask, call_shape: CallShape) -> tuple[MaskTerm, ...]:
             actual = f"[{', '.join(type(term).__name__ for term in terms)}]"
         raise MaskError(
             f"{name} returned {actual}; it must return a tuple of at least one MaskTerm: (MaskTerm(start, "
-            "stop),). MaskTerm() allows every key, MaskTerm(stop=0) none."
+            "stop),). MaskTerm() allows every key, and MaskTerm(stop=0) allows none."
         )
     lead, queries, keys, device = call_shape
     rows, pairs = (*lead, queries, 1), (*lead, queries, keys)

@@ -38,7 +38,7 @@ class _LengthMask(Immutable):
 
 @hint_arguments
 class Padding(_LengthMask):
-    """Padding mask: sequence i attends only to its first `lengths[i]` keys, or to its last if side="left".
+    """Padding mask: sequence i attends only to its first `lengths[i]` keys, or its last ones if side="left".
 
     lengths: one length per sequence, along the first leading axes of the call, e.g. (b,) for a batch.
     side: "right" or "left", the side of the padding.

@@ -171,7 +171,7 @@ class Window(Immutable, Rule):
         if keys is not None:
             if isinstance(keys, tuple | list):
                 raise DTypeError(f"Window got keys={keys}; for both sides, use Window(left=n, right=m).")
-            check_int("Window got keys", keys, min=1, why=", for the query's own key")
+            check_int("Window got keys", keys, min=1, why=", to include the query's own key")
             left, right = keys - 1, 0
         for side, size in (("left", left), ("right", right)):
             if size is not None:

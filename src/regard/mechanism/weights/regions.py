@@ -46,7 +46,7 @@ def read_columns(matrix: SelectableMatrix, columns: slice) -> Tensor:
 
 
 def _column_tiles(matrix: SelectableMatrix, span: slice) -> Iterator[tuple[Tile, Tensor]]:
-    """Yield tiles that cover a span of keys. Omit other keys if this leaves the weights bit-identical."""
+    """Yield tiles that cover a span of keys. Omit other keys if the weights stay exactly the same."""
     partial = span.stop - span.start < matrix.shape[-1]
     if partial and matrix.compute_tau() and kernels_support(matrix.problem):
         return region_tiles(matrix, slice(0, matrix.shape[-2]), span)

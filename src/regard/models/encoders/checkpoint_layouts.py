@@ -131,8 +131,8 @@ def read_layout(folder: Path) -> CheckpointLayout:
     kind = settings.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise ArgumentError(
-            f"{path} has model_type={short(kind)}; load_encoder supports {', '.join(FAMILIES)} (MiniLM is "
-            "a BERT model)."
+            f"{path} has model_type={short(kind)}; load_encoder supports only {', '.join(FAMILIES)} (MiniLM "
+            "is a BERT model)."
         )
     family = FAMILIES[kind]
     _check_supported(path, settings)
@@ -192,7 +192,9 @@ def _activation(path: Path, settings: Mapping[str, Any], name: str) -> Activatio
     value = settings.get(name, "gelu")
     if value in ("gelu", "relu"):
         return value
-    raise ArgumentError(f"{path} has {name}={short(value)}; load_encoder supports gelu (exact) and relu.")
+    raise ArgumentError(
+        f"{path} has {name}={short(value)}; load_encoder supports only gelu (exact) and relu."
+    )
 
 
 def _integer(
@@ -257,7 +259,7 @@ def _check_names(folder: Path, names: Mapping[str, str], layout: CheckpointLayou
     if len(numbers) != layout.config.layers:
         raise ArgumentError(
             f"{layout.path} has {layout.family.sizes['layers']}={layout.config.layers}, but the weights have "
-            f"{pluralize(len(numbers), 'layer')}; use a config and weights from the same folder."
+            f"{pluralize(len(numbers), 'layer')}; use the config.json and weights of the same model."
         )
     expected = {name for _, theirs, _ in layout.tensors() for name in theirs}
     missing, extra = sorted(expected - names.keys()), sorted(names.keys() - expected)

@@ -39,9 +39,9 @@ def load_encoder(name: str | os.PathLike[str], *, dtype: Precision = "float32") 
         Face format: config.json, model.safetensors (or shards and their index), and tokenizer.json (or
         vocab.txt, or vocab.json and merges.txt). Nothing is downloaded, and no pickle is read.
     dtype: precision of the computation; see `regard.models.quantize`. "int8" stores the linear layers in a
-        quarter of the memory and is faster than float32 with AVX2; it needs the compiled kernels. "bfloat16"
-        is meant for processors with bfloat16 instructions (AVX512-BF16 or AMX); elsewhere it is slower than
-        float32. Word and sentence vectors are always float32.
+        quarter of the memory and, with AVX2, is faster than float32; it needs the compiled kernels.
+        "bfloat16" is meant for processors with bfloat16 instructions (AVX512-BF16 or AMX); elsewhere it is
+        slower than float32. Word and sentence vectors are always float32.
 
     >>> import regard
     >>> encoder = regard.load_encoder("minilm")

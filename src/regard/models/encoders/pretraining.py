@@ -85,7 +85,7 @@ class LearnedEncoder(WordEncoder):
 
     def token_vectors(self, sentences: Sequence[str]) -> list[TokenVectors]:
         splits = [split_words(sentence) for sentence in sentences]
-        order = sorted(range(len(sentences)), key=lambda i: len(splits[i]))  # by length, for less padding
+        order = sorted(range(len(sentences)), key=lambda i: len(splits[i]))  # reduces padding
         vectors: dict[int, TokenVectors] = {}
         for start in range(0, len(order), _EMBED_BATCH):
             batch = order[start : start + _EMBED_BATCH]

@@ -206,7 +206,9 @@ class StaticEncoder(WordEncoder):
             check_int("StaticEncoder.load got limit", limit, min=1)
         words, vectors = _read(path, limit)
         if words == ["<unk>"]:
-            raise ArgumentError(f"{os.fspath(path)} has no word except <unk>; pass a file of word vectors.")
+            raise ArgumentError(
+                f"{os.fspath(path)} contains no word except <unk>; pass a file of word vectors."
+            )
         if "<unk>" not in words:
             return cls(words, vectors)
         index = words.index("<unk>")
@@ -323,7 +325,7 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, list[str]]]:
             except UnicodeDecodeError:
                 raise _error(path, line, "is not UTF-8 text; binary formats are not supported") from None
             if "\0" in text:
-                raise _error(path, line, "has a zero byte; binary formats are not supported")
+                raise _error(path, line, "contains a null byte; binary formats are not supported")
             yield line, text.rstrip("\r\n").rstrip(" ").split(" ")
 
 

@@ -52,7 +52,7 @@ class SubwordTokenizer:
         if largest >= vocab_size:
             raise ArgumentError(
                 f"The tokenizer in {folder} has token ids up to {largest}, but the model has a vocabulary of "
-                f"{vocab_size}; use a tokenizer and a model from the same folder."
+                f"{vocab_size}; use the tokenizer of this model."
             )
         self.tokenizer = tokenizer
         token = getattr(tokenizer.model, "unk_token", None) or "<unk>"
@@ -286,14 +286,14 @@ def _special_tokens(
     missing = [token for token in required if token not in ids]
     if missing:
         raise ArgumentError(
-            f"{path} lacks {', '.join(missing)}, which the tokenizer requires; use a tokenizer and a "
-            "model from the same folder."
+            f"{path} lacks {', '.join(missing)}, which the tokenizer requires; use the "
+            "vocabulary of this model."
         )
     low, high = min(ids.values()), max(ids.values())
     if low < 0 or high >= vocab_size:
         raise ArgumentError(
             f"{path} has token ids from {low} to {high}, but the model has a vocabulary of {vocab_size}; "
-            "use a tokenizer and a model from the same folder."
+            "use the vocabulary of this model."
         )
     return [token for token in (*required, *optional) if token in ids]
 

@@ -238,7 +238,8 @@ def find_word(query: WordQuery, words: Sequence[str], sentence: str) -> int:
     if not matches:
         listed = " ".join(words[:30]) + (" …" if len(words) > 30 else "")
         raise ArgumentError(
-            f"{text!r} is not in {shorten(sentence)!r}{suggest(text, words)}; its words are: {listed}"
+            f"{text!r} is not in {shorten(sentence)!r}{suggest(text, words)}; the sentence has these words: "
+            f"{listed}"
         )
     if not -len(matches) <= n < len(matches):
         raise ArgumentError(

@@ -198,7 +198,7 @@ def _scale(embedding: Embedding) -> float:
 def _position_table(positions: object, length: int, width: int) -> Tensor | None:
     """Return the vectors that are added at the first `length` positions.
 
-    Return None if there are fewer, or if the encoding is of another class, which may compute anything.
+    Return None if there are fewer positions, or if the encoding is of another class.
     """
     if type(positions) is SinusoidalPositions:
         table = positions.table(length)

@@ -48,7 +48,7 @@ _MODULES = {  # exact types: a subclass may compute anything
     nn.ModuleList,
     Dropout,
 }
-_METHODS = {"forward", "attention", "encode"}  # replaced if an instance has an attribute of this name
+_METHODS = {"forward", "attention", "encode"}  # an instance attribute of this name overrides the method
 
 
 class Source(NamedTuple):

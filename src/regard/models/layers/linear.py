@@ -135,6 +135,6 @@ def _unsupported(x: Tensor) -> Exception:
             "A layer with int8 weights has no gradients; call it under torch.no_grad(), or use float32."
         )
     return DTypeError(
-        f"A layer with int8 weights got an input of {x.dtype} on {x.device.type!r}; it needs float32 on the "
-        "CPU."
+        f"A layer with int8 weights got an input of dtype {x.dtype} on {x.device.type!r}; it needs "
+        "float32 on the CPU."
     )

@@ -109,8 +109,8 @@ def _check_arrays(arrays: dict[str, NDArray[Any]]) -> None:
     for key, dtype in _DTYPES.items():
         if arrays[key].dtype != dtype or arrays[key].ndim != 1:
             raise ValueError(
-                f"{key} is {arrays[key].ndim}-dimensional {arrays[key].dtype}, not 1-dimensional "
-                f"{np.dtype(dtype)}"
+                f"{key} is a {arrays[key].ndim}-dimensional array of {arrays[key].dtype}, not a "
+                f"1-dimensional array of {np.dtype(dtype)}"
             )
 
 

@@ -123,7 +123,7 @@ class LexicalAligner:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "LexicalAligner":
-        """Read an aligner written by `save`; raise if the file is corrupted, not an aligner or too new."""
+        """Read a file written by `save`; raise if it is corrupted or has another format or version."""
         from regard.translation.alignment.aligner_file import read_aligner
 
         return read_aligner(path)

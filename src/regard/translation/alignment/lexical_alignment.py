@@ -36,7 +36,7 @@ class LexicalAlignment:
     backward: the probability that a target word generated a source word; each column sums to at most 1.
     score: log probability per word, averaged over both directions. It is low for pairs that are not
         translations of each other. The lexicon is not normalized: words with similar spelling, such as
-        names, get more than their share, so the score of a pair can be above 0.
+        names, get additional probability, so the score of a pair can be above 0.
 
     >>> from regard.translation import LexicalAligner
     >>> pairs = [("ein Hund", "a dog"), ("ein Haus", "a house"), ("Hund und Haus", "dog and house")]
@@ -81,8 +81,9 @@ class LexicalAlignment:
     ) -> "LexicalAlignment":
         """Return the weighted geometric mean of these probabilities and the weights of two models.
 
-        With models trained with `guided_alignment_weight=1`, it has a lower error rate than either on Greek
-        and English (docs/results.md). With models that align much worse than the lexical aligner, it may not.
+        On Greek and English, combining the lexical aligner with models trained with
+        `guided_alignment_weight=1` gives a lower error rate than either alone (docs/results.md). Models that
+        align much worse than the lexical aligner may not lower the error rate.
 
         forward: alignment of the pair by a source-to-target model. backward: alignment of (target, source)
             by a target-to-source model. weight: weight of the models, from 0 to 1.

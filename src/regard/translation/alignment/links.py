@@ -115,7 +115,7 @@ def _grow_diag(forward: Links, backward: Links, *, final_and: bool) -> Links:
                 link = current[0] + target, current[1] + source
                 if link in union and not (link[0] in targets and link[1] in sources):
                     add(link)
-                    index += link < current  # an earlier link shifts `current`; later ones are visited below
+                    index += link < current  # a link inserted before `current` moves it by one
             index += 1
         growing = len(links) > before
     for rest in (forward - backward, backward - forward) if final_and else ():

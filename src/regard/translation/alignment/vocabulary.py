@@ -19,7 +19,7 @@ _MAX_GRAMS = 16  # maximum number of n-grams per word
 _MASKS = 4
 _MIN_ROMANIZED = 3  # shorter words match by chance: romanized Greek articles look like English words
 _BATCH_PAIRS = 1 << 14
-# Latin spelling of Greek letters, where it is not the first letter of the Unicode name
+# Latin spelling of Greek letters, by Unicode name; other letters use the first letter of their name
 _GREEK = {"THETA": "th", "PHI": "ph", "CHI": "ch", "PSI": "ps", "XI": "x", "ETA": "e", "FINAL": "s"}
 
 

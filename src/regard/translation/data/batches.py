@@ -191,7 +191,7 @@ class Batches:
             links[:, 0], links[:, 1] = sources, targets
         if len(sources) != len(targets) or (links >= sizes).any():
             reason = (
-                f"they exceed its {sizes[0]} source and {sizes[1]} target tokens"
+                f"they refer to tokens beyond its {sizes[0]} source and {sizes[1]} target tokens"
                 if len(sources) == len(targets)
                 else f"{len(sources)} source and {len(targets)} target positions"
             )

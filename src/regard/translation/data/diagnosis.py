@@ -1,4 +1,4 @@
-"""Warnings about a corpus that looks wrong: misaligned, swapped, copied or repeated lines, the wrong script.
+"""Warnings about a corpus with misaligned, swapped, copied or repeated lines, or with several scripts.
 
 All checks read a sample of the pairs. Each warning states the measurement and suggests a fix.
 """
@@ -21,7 +21,7 @@ _MAX_WORDS = 60  # maximum number of words per sentence in the lexical check
 # Real corpora are far from these thresholds. tests/translation/data/test_diagnosis.py checks several corpora.
 _MIN_WINS = 0.58  # fraction of pairs that outscore shifted pairs; 0.5 by chance, at least 0.8 in real corpora
 _MIN_CORRELATION = 0.25  # correlation of source and target lengths; 0 by chance, at least 0.5 in real corpora
-_BLOCKS = 10  # number of parts of the sample, to locate the start of a misalignment
+_BLOCKS = 10  # the sample is divided into this many parts to locate the start of a misalignment
 _MAX_EQUAL = 0.2  # fraction of pairs with identical sides
 _MAX_OVERLAP = 0.7  # overlap between the word distributions of both sides; German and English: 0.05
 _MAX_DUPLICATES = 0.3
@@ -122,7 +122,7 @@ def _scripts(sample: _Sample) -> Iterator[str]:
 
 
 def _script(text: str) -> str:
-    """Return the script of the majority of letters: "Latin", "Greek", …; Han, kana and hangul are one."""
+    """Return the most frequent script: "Latin", "Greek", …; Han, kana and hangul count as "East Asian"."""
     names = [unicodedata.name(char, "").partition(" ")[0] for char in text if char.isalpha()]
     scripts = Counter("East Asian" if name in _EAST_ASIAN else name.capitalize() for name in names)
     return scripts.most_common(1)[0][0] if scripts else ""

@@ -58,8 +58,9 @@ def parse_csv(lines: Iterable[str], name: str) -> Iterator[Pair]:
             yield _pair(row, columns, separator, f"{name}, line {reader.line_num:,}")
     except csv.Error as error:
         raise ArgumentError(
-            f"{name}, line {reader.line_num:,}: not valid CSV ({error}). A cell with a quote must be quoted, "
-            'and its quotes doubled: "say ""hi""". Export the sheet again as CSV.'
+            f"{name}, line {reader.line_num:,}: not valid CSV ({error}). A cell that contains a "
+            "quotation mark must be enclosed in quotation marks, with each mark inside it doubled: "
+            '"say ""hi""". Export the spreadsheet as CSV again.'
         ) from None
 
 

@@ -53,8 +53,8 @@ def read_tmx(file: BinaryIO, name: str, languages: Languages | None = None) -> I
             )
     if units and not pairs and selected:
         raise ArgumentError(
-            f"{name}: none of its {units:,} translation units has segments in both {selected[0]!r} and "
-            f"{selected[1]!r}; the last one has {_list(unit)}. Choose other languages."
+            f"{name}: read {pluralize(units, 'translation unit')}, but found none with segments in both "
+            f"{selected[0]!r} and {selected[1]!r}; the last one has {_list(unit)}. Choose other languages."
         )
 
 
@@ -117,7 +117,7 @@ def _list(unit: Mapping[str, str]) -> str:
 
 
 def _segment(unit: Mapping[str, str], language: str) -> str | None:
-    """Return the segment in a language: the exact tag if there is one, otherwise a regional variant."""
+    """Return the segment with exactly this language tag or, if there is none, with a regional variant."""
     wanted = language.lower().replace("_", "-")
     tags = {tag.lower().replace("_", "-"): text for tag, text in unit.items()}
     variants = (text for tag, text in tags.items() if tag.startswith(f"{wanted}-"))
@@ -129,7 +129,7 @@ def _guess_languages(unit: Mapping[str, str], source_language: str, name: str) -
     if len(tags) != 2:
         raise ArgumentError(
             f"{name}: the first translation unit has {pluralize(len(tags), 'language')} ({_list(unit)}). "
-            "Pass the two to read, such as --languages de-en, or languages=('de', 'en')."
+            "Pass the two languages to read, such as --languages de-en, or languages=('de', 'en')."
         )
     if source_language.lower() == tags[1].lower():
         tags.reverse()
@@ -163,7 +163,7 @@ class _Reader:
             except (expat.ExpatError, LookupError) as error:  # LookupError: unknown encoding
                 reason = expat.ErrorString(error.code) if isinstance(error, expat.ExpatError) else error
                 raise self._error(
-                    f"not valid XML ({reason}). The file may be truncated, or not be a TMX file."
+                    f"not valid XML ({reason}). The file may be truncated, or it may not be a TMX file."
                 ) from None
             yield from self._finished
             self._finished.clear()

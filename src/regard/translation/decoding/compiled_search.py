@@ -16,7 +16,7 @@ from regard.translation.decoding.hypothesis import Hypothesis
 from regard.translation.decoding.strategies import Beam
 
 _MAX_LENGTH = 4096  # tokens: longer translations would need large tables of positions
-_SECONDS = 0.2  # between two checks for an interruption
+_SECONDS = 0.2  # between checks for an interruption
 _MAX_RECORDED = 2**26  # maximum number of weights to record, 256 MB; above it, they are computed afterwards
 
 

@@ -179,7 +179,7 @@ class Sampler(Extender):
             outside_nucleus = probabilities.cumsum(-1) - probabilities >= self.strategy.top_p
             probabilities = probabilities.masked_fill(outside_nucleus, 0)
         cumulative = probabilities.cumsum(-1)
-        # in float32, so the product with the float64 sum stays below the sum
+        # drawn in float32, because a float64 close to 1 times the sum could round to the sum
         uniform = [float(self.generators[i].random(dtype=numpy.float32)) for i in live.origins]
         at = (
             cumulative[:, -1:] * torch.tensor(uniform, dtype=torch.float64, device=cumulative.device)[:, None]

@@ -60,10 +60,10 @@ class Plan(NamedTuple):
     def require(self, name: str, value: Any, *supported: Any) -> None:
         """Raise unless a setting has a value that the format can express."""
         if value not in supported:
-            expected = " or ".join(str(option) for option in supported)
+            expected = " and ".join(str(option) for option in supported)
             raise ArgumentError(
-                f"{self.target} cannot express {name}={value}; it supports {expected}. Train a model with "
-                f"{name}={supported[0]}, or export to another format."
+                f"{self.target} cannot express {name}={value}; it supports only {expected}. Train a model "
+                f"with {name}={supported[0]}, or export to another format."
             )
 
     def require_same(self, *names: str) -> None:

@@ -125,6 +125,6 @@ class Choice:
         if chosen is not None and chosen != language:
             reason = f"its {side} language is {repr(language) if language else 'not stated'}"
             raise ArgumentError(
-                f"{self.folder} translates one language pair, and {reason}; got {side}={chosen!r}. Omit "
-                f"{side}."
+                f"{self.folder} translates only one language pair, and {reason}; got {side}={chosen!r}. "
+                f"Omit {side}."
             )

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard._util.text import pluralize
 from regard.errors import ArgumentError
 from regard.models.checkpoint_files import check_tensor, open_tensors, read_tensor, short, short_list
 from regard.models.layers.blocks import TransformerConfig
@@ -90,8 +91,8 @@ class Layout:
             numbers = {name[len(stack) :].partition(".")[0] for name in slices if name.startswith(stack)}
             if len(numbers) != config.layers:
                 raise ArgumentError(
-                    f"{self.path} has {config.layers} layers, but the weights have {len(numbers)} named "
-                    f"{stack}…; use a config and weights from the same folder."
+                    f"{self.path} has {pluralize(config.layers, 'layer')}, but the weights have "
+                    f"{len(numbers)} named {stack}…; use the config.json and weights of the same model."
                 )
 
     def _read(self, folder: Path, slices: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -134,7 +135,7 @@ class Layout:
             if shape[1:] != [self.encoder.width] or shape[0] > 2**20:
                 raise ArgumentError(
                     f"{short(name)} in {folder} has shape {tuple(shape)}; config.json requires "
-                    f"{self.encoder.width} columns. Use a config and weights from the same folder."
+                    f"{self.encoder.width} columns. Use the config.json and weights of the same model."
                 )
             first = 2 if self.encoder.sinusoids == "fairseq" else 0  # rows that are never used
             computed = self.encoder.make_positions(causal=False)(torch.arange(max(shape[0] - first, 0)))
@@ -143,7 +144,7 @@ class Layout:
             if not torch.allclose(stored.float(), computed, atol=max(1e-4, rounding)):
                 raise ArgumentError(
                     f"{short(name)} in {folder} is not a table of sinusoidal positions, which config.json "
-                    "requires; use a config and weights from the same folder."
+                    "requires; use the config.json and weights of the same model."
                 )
 
     def _adapt(self, ours: str, tensor: Tensor) -> Tensor:
@@ -161,7 +162,7 @@ class Layout:
             first, second = (slices[key][0].get_tensor(key) for key in (original, copy))
             if first.shape != second.shape or not torch.equal(first, second):
                 reason = (
-                    f"but {self.path} ties them; use a config and weights from the same folder."
+                    f"but {self.path} ties them; use the config.json and weights of the same model."
                     if self.tie_output
                     else "which regard supports only in Marian models with "
                     "share_encoder_decoder_embeddings=false."

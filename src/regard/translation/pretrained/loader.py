@@ -62,7 +62,7 @@ def check_no_languages(folder: str | os.PathLike[str], source: str | None, targe
     """Raise if languages are chosen for a model trained by regard, which has one language pair."""
     if source is not None or target is not None:
         raise ArgumentError(
-            f"{os.fspath(folder)!r} translates one language pair; got source={source!r} and "
+            f"{os.fspath(folder)!r} translates only one language pair; got source={source!r} and "
             f"target={target!r}. Omit them: they select the languages of a multilingual model."
         )
 
@@ -75,7 +75,7 @@ def _check_special_tokens(layout: Layout, tokens: TokenizerPair) -> None:
         if max(ids) >= size:
             raise ArgumentError(
                 f"{layout.path} has a vocabulary of {size} tokens, but {max(ids)} is used as the id of a "
-                "special or suppressed token; use settings and weights from the same folder."
+                "special or suppressed token; use the settings and weights of the same model."
             )
 
 
@@ -91,8 +91,8 @@ def read_pretrained(
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise ArgumentError(
-            f"{path / CONFIG} has model_type={short(kind)}; load_translator supports {', '.join(FAMILIES)} "
-            "(OPUS-MT is marian, NLLB is m2m_100)."
+            f"{path / CONFIG} has model_type={short(kind)}; load_translator supports only "
+            f"{', '.join(FAMILIES)} (OPUS-MT is marian, NLLB is m2m_100)."
         )
     for option, code in (("source", source), ("target", target)):
         if code is not None and not isinstance(code, str):

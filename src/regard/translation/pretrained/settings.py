@@ -135,7 +135,7 @@ class Settings:
         value = self.get(name, default)
         if not isinstance(value, str) or value not in _ACTIVATIONS:
             raise ArgumentError(
-                f"{self.path} has {name}={short(value)}; regard supports {', '.join(_ACTIVATIONS)}."
+                f"{self.path} has {name}={short(value)}; regard supports only {', '.join(_ACTIVATIONS)}."
             )
         return _ACTIVATIONS[value]
 
@@ -150,7 +150,7 @@ class Settings:
         """Raise unless a setting is missing or has one of the allowed values."""
         value = self.get(name)
         if value is not None and value not in allowed:
-            expected = " or ".join(map(repr, allowed))
+            expected = " and ".join(map(repr, allowed))
             raise ArgumentError(f"{self.path} has {name}={short(value)}; regard supports only {expected}.")
 
     def check_rest(self, inert: Collection[str] = frozenset()) -> None:

@@ -210,7 +210,7 @@ def read_tokenizer_json(path: Path, vocab_size: int) -> Any:
     if "Metaspace" not in kinds or settings["model"].get("type") not in ("BPE", "Unigram"):
         raise ArgumentError(
             f"{path} has the model {short(settings['model'].get('type'))} and the decoder {short(kinds)}; "
-            f"regard supports BPE and Unigram with Metaspace, which marks word beginnings with {SPACE}."
+            f"regard supports only BPE and Unigram with Metaspace, which marks word beginnings with {SPACE}."
         )
     SubwordTokenizer(tokenizer, vocab_size, path.parent)  # checks the ids
     tokenizer.encode_special_tokens = True  # treat special tokens in a text as ordinary text

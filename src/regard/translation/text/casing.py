@@ -108,7 +108,7 @@ class Casing:
         return words
 
     def _is_headline(self, words: Sequence[str]) -> bool:
-        """Return whether all words are capitalized, though the training text has some only in lowercase."""
+        """Return whether all words are capitalized, unlike some of them in the training text."""
         cores = [word[slice(*word_core(word))] for word in words]
         cores = [core for core in cores if core[:1].isalpha()]
         return (

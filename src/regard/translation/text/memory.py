@@ -14,7 +14,7 @@ from regard.translation.data.encoded import EncodedCorpus
 from regard.translation.model_folder import IDS
 from regard.translation.tokens import TokenizerPair
 
-_CANDIDATES = 64  # number of pairs with the most shared tokens to compare word by word
+_CANDIDATES = 64  # maximum number of pairs to compare word by word
 _MAX_WORDS = 400  # longer texts are truncated before comparison
 
 

@@ -109,7 +109,7 @@ def typical_width(blocks: Iterable[Sequence[str]]) -> int:
 
 
 def _width(lines: Sequence[tuple[str, int]]) -> int:
-    """Return the largest size of the (text, size) lines, ignoring those with a single word, such as a URL."""
+    """Return the largest size among (text, size) lines, ignoring lines with a single word, such as a URL."""
     spaced = [size for text, size in lines if " " in text]
     return max(spaced or [size for _, size in lines], default=0)
 
@@ -149,7 +149,7 @@ def _paragraphs(lines: Sequence[_Line]) -> Iterator[Paragraph]:
 
 
 def _is_text(lines: Sequence[_Line]) -> bool:
-    """Return whether lines are running text, not one sentence per line or a list of headlines."""
+    """Return whether lines are running text rather than separate sentences or headlines."""
     ends = [line.ends_sentence() for line in lines]
     if all(ends[:-1]):
         return False

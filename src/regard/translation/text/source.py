@@ -23,11 +23,12 @@ _BRACKETS = {"(": ")", "[": "]", "{": "}", "„": "“", "“": "”", '"': '"',
 _INVISIBLE = re.compile(
     "[\u00ad\u061c\u180e\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff\ufff9-\ufffb]"
 )
-# of a list or heading; [ ] is a checkbox
+# marks a list item or a heading; [ ] is a checkbox
 _MARKER = re.compile(
     r"\s*(?:(?:#{1,6}|[-–—*+•>])\s+)*(?:#{1,6}|[-–—*+•>](?: \[[ xX]\])?)(?=\s+[^\w\s]{0,2}[^\W\d_])"
 )
-_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")  # such as terminal colors
+# such as terminal colors
+_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
 _JOINER = re.compile(r"(?<![\u0590-\U0010ffff])[\u200c\u200d]|[\u200c\u200d](?![\u0590-\U0010ffff])")
 # how to write punctuation that the vocabulary lacks
 _SIMILAR = (

@@ -182,7 +182,7 @@ def place_tags(
             rows = [row for row, word in enumerate(best) if first <= word < stop]
             before = _target_words_before(first, best)
             if tag.pair and not rows and first < stop and targets:
-                rows = [min(before, targets - 1)]  # an empty ** ** would be read as other Markdown
+                rows = [min(before, targets - 1)]  # an empty ** ** would be parsed as different Markdown
             positions[number] = min(rows, default=before)
             positions[end] = max(rows, default=before - 1) + 1
         elif number not in end_of.values():

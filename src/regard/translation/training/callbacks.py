@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-_LOSS_WEIGHT = 1e-3  # breaks ties: BLEU is 0 at first, and always for very short sentences
+_LOSS_WEIGHT = 1e-3  # to break ties: BLEU is 0 at first, and remains 0 if all sentences are very short
 
 
 class Report(NamedTuple):

@@ -22,6 +22,7 @@ from regard._util.files import (
     verify_checksums,
     write_checksums,
 )
+from regard._util.text import pluralize
 from regard.errors import ArgumentError
 from regard.mechanism.weights.io import checksum
 from regard.models.parameters import meta_device, read_parameters
@@ -78,7 +79,10 @@ def load_model(folder: str | os.PathLike[str]) -> LoadedModel:
         with safe_open(path / MODEL, "pt") as file:
             tensors, metadata = len(list(file.keys())), file.metadata() or {}
         if config.layers > tensors:  # checked before the layers are built
-            raise ValueError(f"{CONFIG} has {config.layers} layers, but {MODEL} has {tensors} tensors")
+            raise ValueError(
+                f"{CONFIG} has {pluralize(config.layers, 'layer')}, but {MODEL} has "
+                f"{pluralize(tensors, 'tensor')}"
+            )
         with meta_device():  # allocates no memory until the sizes are checked
             model = build_model(config, tokens)
         parameters = read_parameters(path / MODEL, model)
@@ -151,12 +155,12 @@ def _check_parameters(
         raise ValueError(f"{MODEL} does not match its checksum")
     for name, digest in origin_checksums(folder).items():
         if sums.get(name) != digest:
-            raise ValueError(f"{name} is not the file that {MODEL} was trained with")
+            raise ValueError(f"{name} is not the file that the model in {MODEL} was trained with")
     if tokens.target.origin is not None:
         return
     for name, side in zip(token_files(tokens.shared), tokens, strict=True):
         if sums.get(name) != hashlib.sha256(side.content).hexdigest():
-            raise ValueError(f"{name} is not the vocabulary that {MODEL} was trained with")
+            raise ValueError(f"{name} is not the vocabulary that the model in {MODEL} was trained with")
 
 
 class Checkpoint(NamedTuple):

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from regard._util.text import pluralize
 from regard.errors import ArgumentError, RegardError
 from regard.translation.config import TranslationConfig
 from regard.translation.data.batches import Batch, Batches
@@ -267,7 +268,7 @@ class Trainer:
                 "total. Choose a larger value to train longer."
             )
         while progress.step < self.steps:
-            if progress.step in self.extended_at:  # the checkpoint may be older than the extension
+            if progress.step in self.extended_at:  # the checkpoint may precede the extension
                 progress.without_improvement = 0
             if 0 < training.patience <= progress.without_improvement:
                 return self._finish("No further improvement")
@@ -394,7 +395,7 @@ class Trainer:
 
     def _finish(self, reason: str) -> bool:
         step, best = self.progress.step, self.progress.best_step
-        self.callbacks.on_end(f"{reason} after {step} updates; best model: update {best}.")
+        self.callbacks.on_end(f"{reason} after {pluralize(step, 'update')}; best model: update {best}.")
         return True
 
     def _report(self, stats: RunningStats) -> Report:

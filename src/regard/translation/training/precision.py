@@ -32,7 +32,7 @@ class PrecisionChoice(NamedTuple):
     >>> print(PrecisionChoice.from_times((0.3, 0.2)))
     matrix products in bfloat16: 1.50 × as fast as float32 on this machine
     >>> print(PrecisionChoice.from_times((0.2, 0.4)))
-    matrix products in float32: bfloat16 is only 0.50 × as fast on this machine
+    matrix products in float32: bfloat16 is only 0.50 × as fast as float32 on this machine
     """
 
     precision: Precision
@@ -40,11 +40,11 @@ class PrecisionChoice(NamedTuple):
 
     @classmethod
     def from_times(cls, times: Sequence[float]) -> "PrecisionChoice":
-        """Choose bfloat16 if it is at least `MIN_SPEEDUP` × as fast. times: seconds, as in `Times`."""
+        """Choose bfloat16 if it is at least `MIN_SPEEDUP` × as fast as float32. times: see `Times`."""
         speedup = times[0] / times[1]
         if speedup >= MIN_SPEEDUP:
             return cls("bfloat16", f"{speedup:.2f} × as fast as float32 on this machine")
-        return cls("float32", f"bfloat16 is only {speedup:.2f} × as fast on this machine")
+        return cls("float32", f"bfloat16 is only {speedup:.2f} × as fast as float32 on this machine")
 
     def __str__(self) -> str:
         return f"matrix products in {self.precision}: {self.reason}"
@@ -89,7 +89,7 @@ def choose_precision(
 
 
 def _time_products(width: int, device: torch.device) -> Times:
-    """Time a linear layer forward and backward; only with few rows if bfloat16 is much slower."""
+    """Time the forward and backward pass of a linear layer, on many rows only if bfloat16 may be faster."""
     layer, times = nn.Linear(width, 4 * width, device=device), (0.0, 0.0)
     for rows in _ROWS:
         x = torch.ones(rows, width, device=device, requires_grad=True)

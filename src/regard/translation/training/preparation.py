@@ -240,8 +240,8 @@ def _check_vocabulary(tokens: TokenizerPair, corpus: EncodedCorpus, config: Toke
     better = max(total // (2 * _MIN_OCCURRENCES), _LARGE_VOCABULARY // 2)
     return (
         f"a vocabulary of {size:,} is too large for a text of {total:,} tokens: each entry occurs only "
-        f"{total / size:.0f} times on average, too rarely to learn. Set tokens.size={round(better, -2)}, or "
-        "use --preset auto."
+        f"{pluralize(round(total / size), 'time')} on average, too rarely to learn. "
+        f"Set tokens.size={round(better, -2)}, or use --preset auto."
     )
 
 

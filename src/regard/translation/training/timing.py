@@ -16,7 +16,7 @@ from regard.translation.training.precision import PRECISIONS, autocast, time_ste
 _WINDOW = 60.0  # seconds of training over which the recent speed is measured
 _MIN_UPDATES = 10  # minimum number of updates in this measurement
 TIMED_BATCHES, _MAX_TIMED = 5, 3.0  # maximum batches and seconds for measuring the speed before training
-_TRIAL_TOKENS = 2500  # tokens in a batch of random sentences; larger batches are about as fast per token
+_TRIAL_TOKENS = 2500  # tokens in a batch of random sentences; larger batches are hardly faster per token
 _TRIAL_STEPS, _TRIAL_SECONDS = 4, 1.5  # maximum number of training steps, and of seconds before the last one
 _OPTIMIZER = 1.05  # time of an update, relative to its forward and backward passes
 

@@ -88,7 +88,10 @@ def train_demo(state: AppState) -> DemoResponse:
     """Start training the demo translator, unless it is trained or in training."""
     demo = state.registry.demo
     if demo is None:
-        raise ArgumentError("There is no demo translator on this server. Start the server with: regard look.")
+        raise ArgumentError(
+            "There is no demo translator on this server. Start the server without folders or --recording: "
+            "regard look."
+        )
     demo.start()
     return DemoResponse(name=demo.name)
 

@@ -48,7 +48,7 @@ export function makeBackend(site, weights) {
     const [name, query = ""] = path.split("?");
     if (name in handlers) return handlers[name](body ?? parseQuery(query));
     const [, id, question] = /^api\/views\/([^/]+)(?:\/([a-z]+))?$/u.exec(name) ?? [];
-    if (!id) throw new Error(`This page has no ${name}: it runs without a server. Use regard look.`);
+    if (!id) throw new Error(`This page has no ${name}: it runs without a server. Use regard look instead.`);
     return question ? views.ask(decodeURIComponent(id), question, body) : views.describe(decodeURIComponent(id));
   };
 }

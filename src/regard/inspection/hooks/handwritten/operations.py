@@ -86,7 +86,7 @@ class Operation:
             for node in self.nodes:
                 if isinstance(node, kind):
                     return node
-        raise ValueError("no operand has a node")
+        raise ValueError("none of the operands is tracked")
 
     def argument(self, position: int, name: str, default: Any = None) -> Any:
         return self.args[position] if len(self.args) > position else self.kwargs.get(name, default)

@@ -63,7 +63,7 @@ class SinusoidalPositions(PositionEncoding):
 
     def table(self, length: int) -> Tensor:
         """Return at least the first `length` vectors, contiguous, in float32 on the CPU; cached."""
-        table = self._table  # read once: another thread may replace it by a shorter table
+        table = self._table  # read once: another thread may replace it with a shorter table
         if table is None or len(table) < length:
             table = self(torch.arange(max(_MIN_TABLE, 2 * length)), torch.float32).contiguous()
             self._table = table

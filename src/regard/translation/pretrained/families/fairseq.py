@@ -57,7 +57,7 @@ def read_tokenizer(
     if max([*ids.values(), *languages.values()]) >= size:
         raise ArgumentError(
             f"{folder / MODEL} has {len(pieces)} tokens and {len(languages)} languages, but config.json has "
-            f"vocab_size={size}; use a tokenizer and a model from the same folder."
+            f"vocab_size={size}; use the tokenizer and config.json of the same model."
         )
     result = SentencePieceTokenizer(processor, {**ids, **languages}, special, size)
     result.controls |= set(languages.values())

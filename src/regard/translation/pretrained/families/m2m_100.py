@@ -61,7 +61,7 @@ def _languages(folder: Path, ids: Mapping[str, int], choice: Choice, size: int) 
     if codes is None or len(ids) + len(codes) > size:
         raise ArgumentError(
             f"{folder} has language_codes={kind!r}, a vocabulary of {len(ids)} and vocab_size={size}; regard "
-            "supports m2m100 and wmt21, and vocab_size must leave room for their language tokens."
+            "supports only m2m100 and wmt21, and vocab_size must leave room for their language tokens."
         )
     return {code: len(ids) + i for i, code in enumerate(codes)}
 

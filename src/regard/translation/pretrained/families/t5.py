@@ -42,7 +42,7 @@ def read_layout(settings: Settings) -> Layout:
     projection = settings.get("feed_forward_proj", "relu")
     if not isinstance(projection, str) or projection not in _ACTIVATIONS:
         raise ArgumentError(
-            f"{settings.path} has feed_forward_proj={short(projection)}; regard supports "
+            f"{settings.path} has feed_forward_proj={short(projection)}; regard supports only "
             f"{', '.join(_ACTIVATIONS)}."
         )
     settings.require("is_gated_act", projection.startswith("gated-"))
@@ -143,7 +143,7 @@ def read_tokens(folder: Path, layout: Layout, choice: Choice) -> TokenizerPair:
         if len(ids) > size:
             raise ArgumentError(
                 f"{folder / 'spiece.model'} has {len(ids)} tokens, but config.json has vocab_size={size}; "
-                "use a tokenizer and a model from the same folder."
+                "use the tokenizer and config.json of the same model."
             )
         tokenizer = SentencePieceTokenizer(processor, ids, special, size)
     else:

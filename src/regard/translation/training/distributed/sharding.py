@@ -149,7 +149,7 @@ def write_sharded(
                     for piece in incoming[path]:
                         file.write(piece.reshape(-1).view(torch.uint8).numpy().data)
     finally:
-        for pieces in incoming.values():  # exchange the rest, so that no process waits forever
+        for pieces in incoming.values():  # exchange the rest, so no process waits forever
             deque(pieces, 0)
 
 

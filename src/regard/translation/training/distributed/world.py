@@ -265,8 +265,8 @@ def join_world(*, shard: bool = False) -> Iterator[World]:
 
     A single process uses the GPU if there is one. Several processes communicate over NCCL if each has a GPU,
     otherwise over gloo. All read the model folder, so several machines need a shared file system. If one
-    process fails, it reports the error and all exit; with torchrun --max-restarts and --resume they restart
-    from the last checkpoint.
+    process fails, it reports the error and all processes exit. With torchrun --max-restarts and --resume,
+    they restart from the last checkpoint.
 
     torch.distributed neither encrypts nor authenticates connections. Assume that anyone who can reach its
     ports can execute code, and open them only to the training machines.

@@ -106,7 +106,7 @@ function describeStep(step) {
 
 // Samples the next token; temperature 0 selects the most probable one
 export function insideNext(name, { logits, token, append }, { temperature = 1, seed = 0 }) {
-  if (!logits) throw new Error(`'${name}' is an encoder and predicts no next token. Choose a language model or a translator.`);
+  if (!logits) throw new Error(`'${name}' is an encoder, which does not predict the next token. Choose a language model or a translator.`);
   const last = row(logits, logits.rows - 1);
   const probabilities = nextProbabilities(last, temperature);
   const id = temperature === 0 ? argmax(last) : sample(probabilities, new Generator(seed % 2 ** 32).uniform64());

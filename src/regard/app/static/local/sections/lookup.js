@@ -23,7 +23,7 @@ function allowed({ mask, window }, i, j, queries, keys) {
 export function lookup(formulas, request) {
   const { query, key, value, score = "scaled", normalize = "softmax", temperature = 1, mask = "none", window = 2 } = request;
   for (const [name, table] of Object.entries({ query, key, value })) checkTable(name, table);
-  if (query[0].length !== key[0].length) throw new Error(`query has ${query[0].length} features and key has ${key[0].length}; they must be equal.`);
+  if (query[0].length !== key[0].length) throw new Error(`query has ${query[0].length} features and key has ${key[0].length}; the numbers must be equal.`);
   if (key.length !== value.length) throw new Error(`There are ${key.length} keys and ${value.length} values; there must be one value per key.`);
   const scores = query.map((q) => key.map((k) => SCORES[score](q, k)));
   const masked = scores.map((line, i) => line.map((_, j) => !allowed({ mask, window }, i, j, query.length, key.length)));

@@ -51,7 +51,8 @@ function describe(node, answer) {
 function summary(answer) {
   const kinds = { decoder: "A decoder-only language model", encoder: "An encoder", "encoder-decoder": "An encoder-decoder translator" };
   const layers = answer.stacks.map(({ layers }) => layers.length).join(" + ");
-  return `${kinds[answer.kind]}: ${layers} layers, ${answer.heads} heads, vectors of ${answer.width} numbers. Read it like text: from left to right, line by line.`;
+  const nouns = [layers === "1" ? "layer" : "layers", answer.heads === 1 ? "head" : "heads"];
+  return `${kinds[answer.kind]}: ${layers} ${nouns[0]}, ${answer.heads} ${nouns[1]}, vectors of ${answer.width} numbers. Read it like text: from left to right, line by line.`;
 }
 
 // Returns { title, place, sentence, formula, numbers: [line, …] }

@@ -54,7 +54,8 @@ export function open({ element, state, save, models, pending, recordings, minilm
       shown = entered;
       body.replaceChildren(...hints, ...describeLink(answer), view.element);
       view.show(answer, answer.first);
-      announce(`${model.name}: ${answer.inputs[0].layers.length} attention layers`);
+      const { length } = answer.inputs[0].layers;
+      announce(`${model.name}: ${length} attention ${length === 1 ? "layer" : "layers"}`);
     });
   }
 

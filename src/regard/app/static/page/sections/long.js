@@ -34,7 +34,8 @@ export function open({ element, state, save, models, signal }) {
 
   const showSize = () => {
     const words = text.value.match(/\S+/g)?.length ?? 0;
-    size.textContent = `${formatCount(words)} words, ${formatCount(text.value.length)} characters`;
+    const nouns = [words === 1 ? "word" : "words", text.value.length === 1 ? "character" : "characters"];
+    size.textContent = `${formatCount(words)} ${nouns[0]}, ${formatCount(text.value.length)} ${nouns[1]}`;
     return words;
   };
   const showSizeSoon = debounce(200, showSize);

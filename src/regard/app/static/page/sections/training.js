@@ -52,7 +52,7 @@ function showEmpty(body, pending, demo, load, signal) {
 }
 
 function runLabel({ name, steps, state }) {
-  return `${name}: ${formatCount(steps)} updates, ${state}`;
+  return `${name}: ${formatCount(steps)} ${steps === 1 ? "update" : "updates"}, ${state}`;
 }
 
 // ---- one run
