@@ -1,4 +1,6 @@
-"""The preset `auto`: settings based on the size of the corpus. Does not import torch.
+"""The preset `auto`: settings based on the size of the corpus.
+
+Torch is imported only if the training time is limited, to measure the speed of training.
 
 A small corpus needs a small model, a small vocabulary and strong regularization; a large corpus
 needs the opposite. Sennrich and Zhang 2019 and Araabi and Monz 2020 report the same trends.

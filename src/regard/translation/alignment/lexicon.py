@@ -136,7 +136,7 @@ class Lexicon:
         )
 
     def lookup(self, direction: int, pairs: WordPairs) -> Floats:
-        """Return p(observed | given) for other word pairs, whose vocabularies extend the trained ones."""
+        """Return p(observed | given) for other word pairs, numbered by extensions of the vocabularies."""
         words, given, observed = pairs.words, pairs.numbers[direction], pairs.numbers[1 - direction]
         stems = words[direction].stems[given]
         statistics = _Statistics(
