@@ -1,5 +1,5 @@
-// All kernels of one instruction set, except the backward pass (backward.cpp), which takes as long to compile as all
-// the others combined. Both files are compiled once per instruction set, with ISA defined as its name.
+// All kernels of one instruction set, except the backward pass (instantiate_backward.cpp), which takes as long to
+// compile as all the others combined. Both files are compiled once per instruction set, with ISA defined as its name.
 #include "decode.h"
 #include "dropout.h"
 #include "forward.h"
@@ -75,7 +75,7 @@ double peak() {
 
 // Each instruction set has its own namespace, so that the compiled copies share no symbols.
 namespace ISA {
-bool backward(const Problem& p, int threads);  // backward.cpp
+bool backward(const Problem& p, int threads);  // instantiate_backward.cpp
 }
 
 #define NAME_(isa) #isa

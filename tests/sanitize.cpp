@@ -2,7 +2,7 @@
 // Buffers have exactly the size of their tensors, so a sanitizer detects every access beyond them.
 //
 //   c++ -std=c++17 -Ikernels -DISA=generic -c tests/sanitize*.cpp
-//   c++ -std=c++17 -Ikernels -DISA=generic -fsanitize=address,undefined -Dposix_memalign=allocate -c kernels/kernels.cpp kernels/backward.cpp kernels/search.cpp
+//   c++ -std=c++17 -Ikernels -DISA=generic -fsanitize=address,undefined -Dposix_memalign=allocate -c kernels/kernels.cpp kernels/instantiate_backward.cpp kernels/search.cpp
 //   c++ -fsanitize=address,undefined sanitize*.o kernels.o backward.o search.o && ./a.out ROUNDS [poison | exhaust]
 //
 // With poison, some numbers are NaN or infinite, and the kernels must report it. With exhaust, each allocation in the

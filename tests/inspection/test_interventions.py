@@ -9,7 +9,7 @@ from torch.overrides import _get_current_function_mode_stack
 
 import regard
 from regard.errors import ArgumentError, DTypeError, ShapeError
-from regard.inspection.interventions import attentions
+from regard.inspection.editing.interventions import attentions
 from regard.models import LanguageModel, MultiHeadAttention, Transformer, TransformerConfig
 from tests.cases import looped
 from tests.inspection import hosts

@@ -44,7 +44,7 @@ def embed(
     layer: Annotated[
         int | None,
         typer.Option(
-            help="Layer; 0 holds the vectors before any attention, -1 is the last.",
+            help="Layer to use: 0 for the vectors before any attention, -1 for the last layer.",
             show_default="the layer that best separates word senses; with --output, all",
         ),
     ] = None,

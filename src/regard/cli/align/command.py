@@ -161,14 +161,14 @@ def align(
     ] = None,
     layer: Annotated[
         int | None,
-        _head(help="Decoder layer, counted from 0; -1 is the last.", show_default="selected by training"),
+        _head(help="Decoder layer, counted from 0; -1 is the last.", show_default="selected during training"),
     ] = None,
     heads: Annotated[
         str | None,
         _head(
             metavar="N,N",
             help="Heads to average, counted from 0 (-1 is the last), or all.",
-            show_default="selected by training; with --layer, all",
+            show_default="selected during training; with --layer, all",
         ),
     ] = None,
     shift: Annotated[
@@ -176,7 +176,7 @@ def align(
         _head(
             help="Decoding step whose weights align a target word: the step that predicts it (output) or the "
             "next step, which reads it (input).",
-            show_default="selected by training",
+            show_default="selected during training",
         ),
     ] = None,
 ) -> None:

@@ -79,8 +79,8 @@ def translate(
     matches: Annotated[
         int,
         typer.Option(
-            help="Also print the N most similar training pairs, one per line, as tab-separated columns: "
-            "# similarity, source, target."
+            help="Also print the N most similar training pairs, one per line: # and the similarity, the "
+            "source and the target, separated by tabs."
         ),
     ] = 0,
     beam: Annotated[

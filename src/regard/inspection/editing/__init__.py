@@ -1,1 +1,1 @@
-"""Interventions for `edit`: replacements of outputs and weights, knockout of edges, activation patching."""
+"""`edit` and its interventions: ablation, replacement of outputs and weights, blocked edges, patching."""

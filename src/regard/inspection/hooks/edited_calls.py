@@ -126,7 +126,7 @@ def _self_positions(query: Tensor, key: Tensor, length: int | None = None) -> tu
 def _cross_positions(query: Tensor) -> tuple[int, int]:
     """Return the positions of the first query and the first key.
 
-    With as many queries as the last self-attention call, the first query has the position of that call.
+    If there are as many queries as in the last self-attention call, they have the same positions.
     """
     first, queries = _THREAD.positions
     return (first if queries == query.shape[-2] else 0), 0

@@ -15,10 +15,10 @@ from regard._util.name_hints import hint_arguments
 from regard._util.text import type_name
 from regard.errors import ArgumentError
 from regard.inspection.calls.mask_reading import as_boolean, compact, readable
+from regard.inspection.editing.interventions import uses_interface
 from regard.inspection.hooks.interception import calling_module
 from regard.inspection.hooks.interface_call import InterfaceCall, check_keywords, eager_function, parse
 from regard.inspection.huggingface import packing
-from regard.inspection.interventions import uses_interface
 from regard.inspection.layers import own_attention
 from regard.mechanism.masks.algebra import Mask
 from regard.mechanism.masks.by_position import Causal

@@ -113,7 +113,7 @@ def _refused(module: nn.Module, reason: str) -> ArgumentError:
 
 def _stacks(model: nn.Module) -> dict[nn.Module, list[nn.Module]]:
     """Return the models that take a padding mask, each with its layers."""
-    from regard.inspection.interventions import uses_interface
+    from regard.inspection.editing.interventions import uses_interface
 
     modules = own_attention(model, uses_interface)
     if modules:

@@ -24,7 +24,7 @@ from regard.inspection.measures.head_meters import (
     sum_counted,
 )
 from regard.mechanism.call.problem import Tile
-from regard.mechanism.weights.lazy_matrix import Reader
+from regard.mechanism.weights.base import Reader
 from regard.mechanism.weights.matrix import Weights
 
 _TOTALS = ("total", "entropy", "distance", "largest")  # the first columns of `fused.sums`

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from regard._util.text import pluralize
 from regard.errors import ArgumentError
 from regard.inspection.editing.edges import ZeroValues
+from regard.inspection.editing.interventions import attentions, call_model, edit
 from regard.inspection.editing.replacements import AttentionCall, Intervention
-from regard.inspection.interventions import attentions, call_model, edit
 from regard.inspection.layers import Layers, matching_names
 from regard.models.layers.dropout import eval_mode
 

@@ -136,7 +136,7 @@ class Lexicon:
         )
 
     def lookup(self, direction: int, pairs: WordPairs) -> Floats:
-        """Return p(observed | given) for other word pairs, numbered by extensions of the vocabularies."""
+        """Return p(observed | given) for other word pairs, whose vocabularies extend the lexicon's."""
         words, given, observed = pairs.words, pairs.numbers[direction], pairs.numbers[1 - direction]
         stems = words[direction].stems[given]
         statistics = _Statistics(

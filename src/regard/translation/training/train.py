@@ -350,7 +350,7 @@ def _calibrate(folder: Path, run: Run) -> None:
 
 
 def load_alignment_head(folder: str | os.PathLike[str]) -> AlignmentHead | None:
-    """Return the alignment head selected by training; select one if training has not done so yet.
+    """Return the alignment head selected during training; select one if training has not done so yet.
 
     Returns None if the model has no attention, or if training has not finished and the folder has no data.
     """

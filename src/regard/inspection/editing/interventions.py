@@ -156,7 +156,7 @@ def attentions(model: nn.Module) -> dict[str, nn.Module]:
     """Return the attention modules that `edit` can change, by name, in model order.
 
     >>> import torch
-    >>> from regard.inspection.interventions import attentions
+    >>> from regard.inspection.editing.interventions import attentions
     >>> list(attentions(torch.nn.Transformer(8, 2, 1, 1, batch_first=True)))
     ['encoder.layers.0.self_attn', 'decoder.layers.0.self_attn', 'decoder.layers.0.multihead_attn']
     """
