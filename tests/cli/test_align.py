@@ -1,5 +1,6 @@
 """`regard align`: with the lexical aligner or attention, and the error rate against gold links."""
 
+import gzip
 import json
 import os
 import random
@@ -8,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("typer")
 
@@ -16,6 +18,7 @@ from regard.translation.alignment.cross_attention import AlignmentHead
 from regard.translation.alignment.lexical_aligner import LexicalAligner
 from regard.translation.alignment.links import reverse_links, symmetrize, to_pharaoh
 from regard.translation.data.formats import read_pairs, write_pairs
+from regard.translation.training.checkpoint import write_parameters
 from regard.translation.translator import load_translator
 from tests.cli.running import error_of, run
 from tests.translation import folders
@@ -188,6 +191,47 @@ def test_a_model_without_attention(tmp_path, files, capsys):
 LEXICON = {"ein": "a", "Hund": "dog", "Haus": "house", "und": "and", "sieht": "sees", "rot": "red"}
 
 
+@pytest.fixture(scope="module")
+def directed(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A model that generates the words of the targets in PAIRS, and one for those of the sources."""
+    paths = []
+    for side in (1, 0):
+        paths.append(folders.write(tmp_path_factory.mktemp("directed"), seed=side))
+        loaded = load_translator(paths[-1])
+        weight, norm = loaded.model.output_weight.data, loaded.model.decoder.norm
+        weight[:, 0] = -1
+        for pair in PAIRS:
+            weight[loaded.tokens.target.encode(pair[side]), 0] = 1
+        norm.weight.data.zero_()
+        norm.bias.data[:] = 4 * torch.eye(len(norm.bias))[0]
+        write_parameters(paths[-1], loaded.model.state_dict())
+    return paths
+
+
+def test_exchanged_models_are_detected(directed, files, corpus, tmp_path, capsys):
+    run("align", *corpus, "--save", tmp_path / "aligner", "-o", tmp_path / "links")
+    capsys.readouterr()
+    for options in ([], ["--aligner", tmp_path / "aligner"]):
+
+        def arguments(model, reverse, options=options):
+            return "align", *files, *options, "--model", model, "--reverse-model", reverse
+
+        run(*arguments(*directed))
+        assert capsys.readouterr().err == ""
+        error = error_of(capsys, *arguments(*reversed(directed)))
+        assert "Exchange the two models, or SOURCE and TARGET" in error
+        run(*arguments(directed[0], directed[0]))
+        assert "--reverse-model seems to translate SOURCE to TARGET" in capsys.readouterr().err
+        run(*arguments(directed[1], directed[1]))
+        assert "--model seems to translate TARGET to SOURCE" in capsys.readouterr().err
+
+
+def test_untrained_models_are_not_reported(model, reverse, files, capsys):
+    for models in ([model, reverse], [reverse, model]):
+        run("align", *files, "--model", models[0], "--reverse-model", models[1])
+        assert capsys.readouterr().err == ""
+
+
 @pytest.fixture
 def corpus(tmp_path) -> list[Path]:
     """Two files of 60 word-by-word translations, and an empty line."""
@@ -287,6 +331,24 @@ def test_tmx_and_moses(corpus, tmp_path, capsys):
     assert '<prop type="x-alignment">0-0 1-1 2-2 3-3</prop>' in (tmp_path / "aligned.tmx").read_text()
 
 
+def test_output_files_can_be_compressed(corpus, model, tmp_path):
+    for options, name in (
+        ([], "links"),
+        (["--scores"], "links.tsv"),
+        (["--json"], "links.jsonl"),
+        (["--languages", "de-en"], "aligned.tmx"),
+    ):
+        files = tmp_path / name, tmp_path / f"{name}.gz"
+        for file in files:
+            run("align", *corpus, *options, "-o", file)
+        assert gzip.decompress(files[1].read_bytes()) == files[0].read_bytes()
+    assert list(read_pairs(tmp_path / "aligned.tmx.gz")) == list(read_pairs(*corpus))
+    for command in (["translate", "--beam", 1, "--file", corpus[0]], ["evaluate", "--beam", 1, *corpus]):
+        output = tmp_path / f"{command[0]}.gz"
+        run(*command, "-m", model, "-o", output)
+        assert gzip.decompress(output.read_bytes()).count(b"\n") == 61
+
+
 def test_a_tmx_pipe_is_read_once(corpus, tmp_path):
     memory, pipe, output = tmp_path / "memory.tmx", tmp_path / "pipe", tmp_path / "aligned.tmx"
     pairs = list(read_pairs(*corpus))
@@ -311,7 +373,7 @@ def test_a_tmx_pipe_is_read_once(corpus, tmp_path):
         ("--save no/such/x", "--save 'no/such/x': the folder 'no/such' does not exist"),
         ("--save links -o ./links", "--save and --output are the same file"),
         ("-o {b}", "TARGET and --output are the same file"),
-        ("--scores -o {a}.tmx", "is a TMX file; remove --json, --draw and --scores"),
+        ("--scores -o {a}.TMX.gz", "is a TMX file; remove --json, --draw and --scores"),
         (["{a}", "{binary}"], "line 1: not UTF-8; byte 1 is 0x89"),
         (["{a}", "{short}"], "has 61 lines, but"),
         (["{empty}", "{empty}"], "Got 0 sentence pairs; at least one must have words"),

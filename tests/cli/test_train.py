@@ -220,6 +220,20 @@ def test_the_default_preset_is_chosen_from_the_corpus(corpus, capsys):
     assert tomllib.loads(capsys.readouterr().out)["training"]["minutes"] == 15
 
 
+def test_the_speed_is_measured_with_the_settings_of_the_user(tmp_path, monkeypatch, capsys):
+    measured = []
+    monkeypatch.setattr(
+        "regard.translation.training.timing.tokens_per_second",
+        lambda config, length: measured.append(config) or 100_000.0,
+    )
+    (tmp_path / "config.toml").write_text("[model]\nwidth = 64\n")
+    options = ["--config", tmp_path / "config.toml", "--model", "recurrent", "--set", "training.threads=1"]
+    run("train", "--print-config", "--minutes", "15", *options)
+    (config,) = measured
+    assert (config.model.kind, config.model.width, config.training.threads) == ("recurrent", 64, 1)
+    assert tomllib.loads(capsys.readouterr().out)["training"]["epochs"] > 25
+
+
 def test_lengths_of_training_exclude_each_other(corpus, capsys):
     for options in (["--epochs", "2", "--minutes", "3"], ["--updates", "2", "--minutes", "3"]):
         error = error_of(capsys, "train", corpus / "a.en", corpus / "a.de", "-o", "x", *options)

@@ -4,6 +4,7 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
+import torch
 
 from regard.translation.automatic import choose_config, describe_choice
 from regard.translation.config import TranslationConfig
@@ -51,6 +52,40 @@ def test_the_number_of_epochs_follows_the_measured_speed(tokens_per_second):
     faster = choose_config(statistics, minutes=40)
     assert faster.training.epochs == pytest.approx(2 * config.training.epochs, abs=2)
     assert faster.model.dropout > config.model.dropout  # more epochs need more regularization
+
+
+def test_the_speed_is_measured_with_the_changed_settings(tokens_per_second):
+    statistics = CorpusStatistics(pairs=29_000, characters=3.9e6)
+    settings = ["model.width=128", "training.threads=1"]
+    config = choose_config(statistics, minutes=40)
+    changed = choose_config(statistics, minutes=40, change=lambda config: config.override(settings))
+    assert (changed.model.width, changed.training.threads) == (128, 1)
+    ratio = tokens_per_second[128] / tokens_per_second[256]
+    assert changed.training.epochs == pytest.approx(ratio * config.training.epochs, abs=2)
+    assert changed.model.dropout > config.model.dropout
+
+
+def test_a_model_size_that_is_set_is_measured_once(monkeypatch):
+    measured = []
+    monkeypatch.setattr(timing, "tokens_per_second", lambda config, length: measured.append(config) or 1.0)
+    settings = ["model.width=512", "model.layers=6", "model.heads=16"]
+    statistics = CorpusStatistics(pairs=10**6, characters=2e8)
+    config = choose_config(statistics, minutes=1, change=lambda config: config.override(settings))
+    assert (config.model.width, len(measured)) == (512, 1)
+
+
+def test_the_measurement_uses_the_threads_of_the_config(monkeypatch):
+    threads, before = [], torch.get_num_threads()
+
+    def time_steps(*args, **options):
+        threads.append(torch.get_num_threads())
+        return [1.0]
+
+    monkeypatch.setattr(timing, "time_steps", time_steps)
+    for number in (0, before + 1):
+        timing.tokens_per_second(TranslationConfig.preset("tiny").override([f"training.threads={number}"]), 5)
+    assert threads == [before, before + 1]
+    assert torch.get_num_threads() == before
 
 
 def test_the_speed_of_training_is_measured():

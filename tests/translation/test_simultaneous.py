@@ -68,6 +68,20 @@ def test_words_arrive_in_order_and_a_larger_lag_is_never_earlier(shift):
     assert first == sorted(first)
 
 
+def test_with_lag_0_at_most_one_token_attends_to_the_last_word():
+    """Otherwise, the model completes the translation after the first word."""
+    words, numbers = LINES[0].split(), []
+    for seed in range(4):
+        decoder = _PrefixDecoder(translator("transformer", seed))
+        for last in range(len(words)):
+            old = len(decoder._aligned)
+            decoder.read(" ".join(words[: last + 1]), 0)
+            new = decoder._aligned[old:]
+            assert all(word < last for word in new[:-1])
+            numbers.append(len(new))
+    assert max(numbers) > 0
+
+
 def test_words_are_consumed_only_as_needed():
     model, read = translator("transformer", 1), []
 
@@ -102,12 +116,13 @@ def test_arguments_are_checked():
 
 SPANS = (
     *("15:30", "https://a.de/b?c=1", "3,50€", "{{ user.name }}", "🍕", "漢字"),
-    *("3,5 %", "§ 5", "+49 30 123 456", "`a b c`"),
+    *("3,5 %", "§ 5", "+49 30 123 456", "`a b c`", "3 x 4 = 12"),
 )
 
 
 PROTECTED = [
     "zwei <b>Hunde</b> <i class='x y'>bellen<br/></i>",
+    "ein (<b>kleiner Hund</b>) bellt [<i>laut im <u>Garten</u></i>] <b>(und oft)</b>",
     "15:30 ein Hund 15:30",
     "ein " + " Hund ".join(SPANS),
     *(f"ein Hund {span} bellt laut im Garten" for span in SPANS),
@@ -123,7 +138,7 @@ def test_protected_text_and_tags_survive_once_and_in_order(line, copies, lag):
     text = " ".join(emission.text for emission in emissions)
     for span in SPANS:
         assert text.count(span) == line.count(span), (line, text)
-    assert re.findall(r"<[^<>]*>", text) == re.findall(r"<[^<>]*>", line)
+    assert re.findall(r"<[^<>]*>|[][()]", text) == re.findall(r"<[^<>]*>|[][()]", line)
     assert "⁇" not in text
 
 

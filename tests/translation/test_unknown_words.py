@@ -63,6 +63,47 @@ def test_the_largest_weight_wins(unknown):
     )
 
 
+def copied(weights: list[list[float]]) -> list[int]:
+    """Copy unknown words to unknown tokens; return the copied word of each token."""
+    segmentation = source([True] * len(weights[0]))
+    pairs = replace_unknown([UNKNOWN] * len(weights), segmentation, torch.tensor(weights), "bpe").pairs
+    return [word for _, word in sorted(pairs)]
+
+
+def test_copies_keep_their_order_unless_the_weights_clearly_differ():
+    assert copied([[0.1, 0.3], [0.3, 0.1]]) == [0, 1]
+    assert copied([[0.0, 0.9], [0.1, 0.2]]) == [0, 1]  # both attend to the second word
+    assert copied([[0.1, 0.8], [0.8, 0.1]]) == [1, 0]
+    assert copied([[0, 0, 0.9], [0.9, 0, 0], [0, 0.9, 0]]) == [2, 0, 1]
+    assert copied([[0.1, 0.1, 0.9], [0, 0.9, 0.1], [0, 0, 0]]) == [0, 1, 2]  # the last attends to none
+    assert copied([[0, 0, 0.9], [0, 0.9, 0]]) == [2, 1]  # the first word is not copied
+    assert copied([[0.1, 0.2, 0.2], [0.2, 0.3, 0.4]]) == [1, 2]
+    assert copied([[0.2, 0.1], [0.1, 0.3], [0.1, 0.2]]) == [0, 1]
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 99))
+def test_matches_are_clear_or_in_order(targets, sources, seed):
+    generator = torch.Generator().manual_seed(seed)
+    weights = torch.rand(targets, sources, generator=generator)
+    uncertain = copied((weights / 5).tolist())
+    assert uncertain == sorted(uncertain)
+    if targets <= sources:
+        clear = torch.randperm(sources, generator=generator)[:targets]
+        assert copied((weights / 5).scatter(1, clear[:, None], 1).tolist()) == clear.tolist()
+
+
+def test_inserted_copies_keep_their_order_unless_the_weights_clearly_differ():
+    segmentation = source([False, True, False, True])
+    for weight, text in ((0.3, "a Ω1 Ω3 b"), (0.9, "a Ω3 b Ω1")):
+        weights = torch.tensor([[0.1, 0, 0.9, 0], [0, 0, 0, 2], [weight, 0, 0, 0]])
+        target_words = insert_words(["a", "Ω3", "b"], segmentation, {1: ()}, weights, {1: 3})
+        assert " ".join(word.text for word in target_words) == text
+    adjacent = source([False, True, True, True])
+    weights = torch.tensor([[0.3, 0, 0, 0], [0.1, 0, 0, 0], [0, 0, 0, 2]])
+    target_words = insert_words(["a", "b", "Ω3"], adjacent, {1: (), 2: ()}, weights, {2: 3})
+    assert [word.text for word in target_words] == ["a", "b", "Ω1", "Ω2", "Ω3"]
+
+
 def test_adjacent_words_keep_their_order():
     segmentation = source([False, True, True, True])
     weights = torch.tensor([[0.9, 0.0, 0.0, 0.1], [0.2, 0.3, 0.3, 0.2]])

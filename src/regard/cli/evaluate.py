@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from regard._util.files import short_names, write_atomic
+from regard._util.files import short_names
 from regard._util.text import pluralize, printable
 from regard.cli.shared import (
     check_input,
@@ -20,6 +20,7 @@ from regard.cli.shared import (
     console,
     load,
     naming,
+    open_output,
     parse_languages,
     print_table,
 )
@@ -142,7 +143,8 @@ def evaluate(
     for outputs, name in zip(existing, names[len(folders) :], strict=True):
         evaluations.append(Evaluation(name, outputs, score(outputs, references, **options)))
     if output is not None:
-        write_atomic(output, "".join(f"{line}\n" for line in evaluations[0].translations).encode())
+        with open_output(output) as file:
+            file.writelines(f"{line}\n" for line in evaluations[0].translations)
     if picture is not None:
         from regard.plot.curves import draw_by_length
 

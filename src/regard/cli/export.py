@@ -1,6 +1,11 @@
 """`regard export`."""
 
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Literal
 
 import typer
@@ -40,6 +45,42 @@ def export(
     source, target = (None, None) if languages is None else parse_languages(languages)
     from regard.translation.export.export import export_translator
 
-    export_translator(model, to, output, source=source, target=target)
+    with _clean_exit():
+        export_translator(model, to, output, source=source, target=target)
     readme = printable(str(output / "README.md"))
     console().print(f"Exported to {printable(str(output))}; {readme} shows how to use it.")
+
+
+@contextmanager
+def _clean_exit() -> Iterator[None]:
+    """Leave the `with` block by an exception on Ctrl-C, SIGTERM and SIGHUP, so that it can clean up.
+
+    Afterwards, SIGTERM and SIGHUP end the process as usual. Ignored signals remain ignored.
+    """
+    received: list[int] = []
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if len(received) == 1:  # a second signal must not interrupt the cleanup
+            raise KeyboardInterrupt
+
+    names = ("SIGINT", "SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ()
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]  # Windows has no SIGHUP
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    replaced = {
+        number: handler
+        for number, handler in handlers.items()
+        if handler is signal.SIG_DFL or (number == signal.SIGINT and callable(handler))
+    }
+    for number in replaced:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in replaced.items():
+            signal.signal(number, handler)
+        if received:
+            if replaced[received[0]] is signal.SIG_DFL:
+                signal.raise_signal(received[0])
+            # an interrupted import can raise another error
+            raise KeyboardInterrupt

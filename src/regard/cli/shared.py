@@ -16,6 +16,7 @@ import typer
 from regard._util.files import open_atomic
 from regard._util.text import format_bytes, printable
 from regard.errors import ArgumentError, RegardError
+from regard.translation.data.formats import compressed
 from regard.translation.model_folder import CONFIG, check_folder_name, is_pretrained, read_config
 
 if TYPE_CHECKING:
@@ -205,8 +206,11 @@ def check_encoder(name: str) -> None:
 
 @contextmanager
 def open_output(path: Path, newline: str = "\n") -> Iterator[IO[str]]:
-    """Open a text file that replaces `path` only after writing has succeeded. `newline` is as in `open`."""
-    with open_atomic(path) as file:
+    """Open a text file that replaces `path` only after writing has succeeded; a .gz file is compressed.
+
+    newline: as in `open`.
+    """
+    with open_atomic(path) as raw, compressed(raw, str(path)) as file:
         text = io.TextIOWrapper(file, encoding="utf-8", newline=newline)
         yield text
         text.detach()  # flush without closing

@@ -372,17 +372,20 @@ def _config(
     initial: "InitialModel | None" = None,
 ) -> TranslationConfig:
     """Combine the preset, the model to start from, the config file and individual settings, in this order."""
-    preset, model = options.preset or DEFAULT_PRESET, options.model or "transformer"
-    by_model: Any = partial(TranslationConfig.preset, preset)  # type: ignore[arg-type]
+
+    def change(config: TranslationConfig) -> TranslationConfig:
+        if initial is not None:
+            config = initial.config(config)
+        config = config.replace(toml)
+        if options.model is not None:
+            config = config.replace({"model": {"kind": options.model}})
+        return config.override(options.settings)
+
+    preset: Any = options.preset or DEFAULT_PRESET
+    model: Any = options.model or "transformer"
     if preset == "auto":
-        by_model = partial(choose_config, statistics, **_duration(toml, options.settings))
-    config: TranslationConfig = by_model(model)
-    if initial is not None:
-        config = initial.config(config)
-    config = config.replace(toml)
-    if options.model is not None:
-        config = config.replace({"model": {"kind": options.model}})
-    return config.override(options.settings)
+        return choose_config(statistics, model, change=change, **_duration(toml, options.settings))
+    return change(TranslationConfig.preset(preset, model))
 
 
 def _duration(toml: Mapping[str, Any], settings: Sequence[str]) -> dict[str, Any]:

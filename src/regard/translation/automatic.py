@@ -7,6 +7,7 @@ needs the opposite. Sennrich and Zhang 2019 and Araabi and Monz 2020 report the 
 """
 
 from bisect import bisect_left
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -59,13 +60,16 @@ def choose_config(
     *,
     epochs: int | None = None,
     minutes: float | None = None,
+    change: Callable[[TranslationConfig], TranslationConfig] = lambda config: config,
 ) -> TranslationConfig:
     """Choose all settings for a corpus of the given size: the preset `auto`.
 
     epochs, minutes: length of training. Default: the number of epochs in the table.
+    change: changes some of the chosen settings, such as
+        `lambda config: config.override(["training.threads=1"])`.
 
     `train` uses this function by default; to change some settings, pass
-    `config=lambda statistics: choose_config(statistics).override([…])`.
+    `config=lambda statistics: choose_config(statistics, change=…)`.
 
     | tokens | layers | width | vocabulary | batch | learning rate | epochs |
     |---|---|---|---|---|---|---|
@@ -81,7 +85,8 @@ def choose_config(
     are split into random subwords. Below 13 epochs, batches are smaller if training would otherwise have
     fewer than 8,000 updates, and the learning rate is at least 0.0015 up to a width of 256. Training stops
     early if 6 validations in a row bring no improvement. Recurrent models have one or two layers. The number
-    of epochs that fit into `minutes` is estimated from the speed of a few training steps on random sentences.
+    of epochs that fit into `minutes` is estimated from the speed of a few training steps on random sentences
+    with the changed settings.
 
     >>> from regard.translation.automatic import choose_config
     >>> from regard.translation.data.statistics import CorpusStatistics
@@ -92,7 +97,7 @@ def choose_config(
     0.1
     """
     base = TranslationConfig.preset("small", model)
-    row, passes = _plan(base, statistics, epochs, minutes)
+    row, passes = _plan(lambda row: change(_resize(base, row, statistics)), statistics, epochs, minutes)
     short = passes < _SHORT_EPOCHS
     batch_tokens, learning_rate = row.batch_tokens, row.learning_rate
     if short:
@@ -100,7 +105,7 @@ def choose_config(
         learning_rate = max(learning_rate, _SHORT_LEARNING_RATE) if row.width <= 256 else learning_rate
     updates = passes * statistics.tokens / batch_tokens
     validations = min(_VALIDATIONS, max(minutes / _MINUTES_PER_VALIDATION, 5)) if minutes else _VALIDATIONS
-    return _resize(base, row, statistics).replace(
+    chosen = _resize(base, row, statistics).replace(
         {
             "model": {"dropout": 0.1 if short else 0.2 if passes < _LONG_EPOCHS else 0.3},
             "training": {
@@ -115,6 +120,7 @@ def choose_config(
             },
         }
     )
+    return change(chosen)
 
 
 def _resize(base: TranslationConfig, row: _Row, statistics: CorpusStatistics) -> TranslationConfig:
@@ -132,25 +138,35 @@ def _shrink_batch(row: _Row, tokens: int) -> int:
 
 
 def _plan(
-    base: TranslationConfig, statistics: CorpusStatistics, epochs: int | None, minutes: float | None
+    config_of: Callable[[_Row], TranslationConfig],
+    statistics: CorpusStatistics,
+    epochs: int | None,
+    minutes: float | None,
 ) -> tuple[_Row, int]:
-    """Return the table row for a corpus and the number of epochs; choose a smaller model if time is short."""
+    """Return the table row for a corpus and the number of epochs; choose a smaller model if time is short.
+
+    config_of: returns the model settings for a row, including the user's changes.
+    """
     index = next(i for i, row in enumerate(_TABLE) if statistics.tokens <= row.max_tokens)
     if epochs or not minutes or not statistics.tokens:
         return _TABLE[index], epochs or _TABLE[index].epochs
-    while (
-        passes := _epochs_in(minutes, base, statistics, _TABLE[index])
-    ) < _MIN_EPOCHS and index > _SMALLEST:
-        index -= 1
+    config = config_of(_TABLE[index])
+    passes = _epochs_in(minutes, config, statistics)
+    while passes < _MIN_EPOCHS and index > _SMALLEST:
+        smaller = config_of(_TABLE[index - 1])
+        if smaller.model == config.model and _TABLE[index - 1].width < _TABLE[index].width:
+            break  # the user chose the size
+        index, config = index - 1, smaller
+        passes = _epochs_in(minutes, config, statistics)
     return _TABLE[index], passes
 
 
-def _epochs_in(minutes: float, base: TranslationConfig, statistics: CorpusStatistics, row: _Row) -> int:
+def _epochs_in(minutes: float, config: TranslationConfig, statistics: CorpusStatistics) -> int:
     """Estimate how many epochs fit into `minutes`, to choose model size, regularization and validations."""
     from regard.translation.training.timing import tokens_per_second  # imports torch
 
     length = statistics.tokens // max(2 * statistics.pairs, 1)  # mean length of a sentence
-    speed = tokens_per_second(_resize(base, row, statistics), min(max(length, 1), _MAX_LENGTH))
+    speed = tokens_per_second(config, min(max(length, 1), _MAX_LENGTH))
     return max(int(_TRAINING * 60 * minutes * speed / statistics.tokens), 1)
 
 

@@ -28,18 +28,21 @@ from regard.models.packed import Packed
 from regard.translation.alignment.cross_attention import layer_name
 from regard.translation.decoding.strategies import Greedy
 from regard.translation.text.casing import capitals
-from regard.translation.text.protected_spans import find_spans
+from regard.translation.text.protected_spans import OPERATOR, find_spans
 from regard.translation.text.source_part import SourceLine, SourcePart, cut_spans
 from regard.translation.text.tags import words_before, write_tags
 from regard.translation.text.target import copied_text
 from regard.translation.tokens import Segmentation
 from regard.translation.translator import Translator
-from regard.translation.unknown_words import printable_text
+from regard.translation.unknown_words import next_copy, printable_text
 
-# a tag, a placeholder with spaces, code or Markdown that has not ended
+# a tag, an element in brackets, a placeholder with spaces, code or Markdown that has not ended
 _OPEN = re.compile(
-    r"<[/!]?[A-Za-z][^<>]*$|\{\{[^{}]*$|(?<![\w`])`[^`\s][^`]*$"
-    r"|\[[^\[\]]*$|\[[^\[\]]+\]\([^()]*$|(?<![^\s(\[])(\*{1,3}|__?|~~)(?=[^\s*_~])(?:(?!\1).)*$"
+    r"[(\[„“‚‘«»‹›\"'](?:<[^<>]*>|&lt;[^<>&]*&gt;)*"
+    r"(?:<|&lt;)([A-Za-z][\w:.-]*)[^<>]*(?<!/)(?:>|&gt;)(?:(?!/\1\b).)*$"
+    r"|(?:<|&lt;)([A-Za-z][\w:.-]*)[^<>]*(?<!/)(?:>|&gt;)[(\[„“‚‘«»‹›\"'](?:(?!/\2\b).)*$"
+    r"|<[/!]?[A-Za-z][^<>]*$|\{\{[^{}]*$|(?<![\w`])`[^`\s][^`]*$"
+    r"|\[[^\[\]]*$|\[[^\[\]]+\]\([^()]*$|(?<![^\s(\[])(\*{1,3}|__?|~~)(?=[^\s*_~])(?:(?!\3).)*$"
 )
 
 
@@ -63,8 +66,10 @@ def translate_simultaneously(
     """Translate a sentence as its words arrive; yield target words as early as `lag` allows.
 
     words: the words of one sentence, such as `"Zwei Hunde spielen.".split()` or a generator.
-    lag: a token is held back if it attends most to one of the last `lag` words. Larger values increase
-        delay and quality; `math.inf` waits for the whole sentence, which is equivalent to greedy decoding.
+    lag: a token is held back if it attends most to one of the last `lag` words, as are all tokens after it.
+        With 0, the first token that attends most to the last word is emitted, and the tokens after it are
+        held back. Larger values increase delay and quality; `math.inf` waits for the whole sentence, which is
+        equivalent to greedy decoding.
 
     >>> import math, torch
     >>> from regard.models import Transformer, TransformerConfig
@@ -119,13 +124,13 @@ def average_lagging(words_read: Sequence[int], source_words: int) -> float:
 
 
 def _is_incomplete(text: str, unprotected: Collection[str] = ()) -> bool:
-    """Return whether the next word may belong to the same tag or span: `<a …`, `{{ …`, `3,5 …`, `§ …`.
+    """Return whether the next word may belong to the same tag or span: `<a …`, `{{ …`, `3,5 …`, `3 x …`.
 
     unprotected: see `find_spans`.
     """
     if _OPEN.search(text):
         return True
-    if "number" not in unprotected and re.search(r"(?<!\S)[$€£¥₹§]+$", text):
+    if "number" not in unprotected and re.search(rf"(?:(?<!\S)[$€£¥₹§]+|[\d%‰€$£¥₹CFK]{OPERATOR})$", text):
         return True
     spans = find_spans(text, unprotected)
     return bool(spans) and spans[-1].stop == len(text) and spans[-1].kind in ("number", "phone", "code")
@@ -168,21 +173,24 @@ class _PrefixDecoder:
         if final and not self._words_shown:
             (translation,) = self._translator.translate(text, strategy=Greedy())
             return [translation.text] if translation.text else []
-        part, max_word = line.parts[0], math.inf if lag is None else len(line.words) - lag
-        words = self._continue(part, max_word, final)
+        part = line.parts[0]
+        words = self._continue(part, lag, len(line.words))
         if self._spans == "text" and not self._count_spans(part, words):
             self._spans = "cut"
             self._drop_hidden_tokens()
-            words = self._continue(part, max_word, final)
+            words = self._continue(part, lag, len(line.words))
         self._words_shown += sum(word.generated for word in words)
         if final:
             words = _insert(words, [*self._missing(part), *self._untranslated(part)])
         return self._with_tags(line, words, final)
 
-    def _continue(self, part: SourcePart, max_word: float, final: bool) -> list[_Word]:
+    def _continue(self, part: SourcePart, lag: float | None, words_read: int) -> list[_Word]:
         """Continue decoding; return the complete words that have not been emitted yet."""
+        final = lag is None
+        # without any limit (lag 0), the model would complete the translation after the first word
+        max_word = math.inf if lag is None else words_read - max(lag, 1)
         source = cut_spans(part, self._translator.tokens.source) if self._spans == "cut" else part
-        self._extend(source.segmentation, max_word)
+        self._extend(source.segmentation, max_word, one_more=lag is not None and lag < 1)
         output = self._translator.tokens.target.decode(self._tokens, self._copies)
         stop = len(output.words) - (not final)  # the next token may continue the last word
         words: list[_Word] = []
@@ -260,8 +268,11 @@ class _PrefixDecoder:
         return write_tags(tags[: len(positions)], positions, [word.text for word in words])
 
     @torch.inference_mode()
-    def _extend(self, source: Segmentation, max_word: float) -> None:
-        """Append tokens as long as they attend to source words with an index below `max_word`."""
+    def _extend(self, source: Segmentation, max_word: float, *, one_more: bool = False) -> None:
+        """Append tokens as long as they attend to source words with an index below `max_word`.
+
+        one_more: also append the first token that attends to a later word.
+        """
         model, special = self._translator.model, self._translator.tokens.special
         max_unknown = math.inf if self._translator.tokens.target.kind == "words" else len(source.unknown)
         recorded: list[Weights] = []
@@ -293,9 +304,11 @@ class _PrefixDecoder:
                     return
                 logits, weights = step(token)
                 attention = self._attention(before if self._head.shift == "output" else weights, source)
-                if source.word_of[int(attention.argmax())] >= max_word:
+                held = source.word_of[int(attention.argmax())] >= max_word
+                if not held or one_more:
+                    self._append(token, attention, source)
+                if held:
                     return
-                self._append(token, attention, source)
 
     def _attention(self, weights: Weights, source: Segmentation) -> Tensor:
         """Return the attention of the last step over the source tokens, excluding special tokens."""
@@ -305,7 +318,7 @@ class _PrefixDecoder:
         return row[first : first + len(source.ids)]
 
     def _append(self, token: int, attention: Tensor, source: Segmentation) -> None:
-        """Append a token; an unknown token copies the unused unknown source token with the largest weight."""
+        """Append a token; an unknown token copies an unused unknown source token: see `next_copy`."""
         at = int(attention.argmax())
         if token == self._translator.tokens.special.unknown:
             by_word = self._translator.tokens.target.kind == "words"
@@ -317,7 +330,7 @@ class _PrefixDecoder:
                 if remaining[key] < 0:
                     free.append(position)
             if free:
-                at = max(free, key=lambda position: float(attention[position]))
+                at = next_copy(free, attention)
                 self._copied_tokens[len(self._tokens)] = source.word_of[at], source.unknown[at]
                 text = source.unknown[at] if by_word else copied_text(source, at)
             else:

@@ -5,19 +5,20 @@ the unknown source token that has the largest attention weight. An unknown sourc
 at all is inserted at the matching position.
 """
 
+import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from regard.translation.tokens import UNKNOWN, Kind, Segmentation
 
 _SENTENCE_ENDS = ".!?…。！？"
 _CLOSING = "\"'»«”“’‘)]}"
-_ORDER = 0.5  # penalty on attention weights that change the order of words
+_ORDER = 0.25  # minimum difference of attention weights that changes the order of copied words
+_CERTAIN = 0.5  # minimum weight of the word before an inserted copy that changes the order of copied words
 _MIN_KNOWN = 3  # minimum number of known characters to recognize an unknown source word in the target
 
 
@@ -52,9 +53,10 @@ def replace_unknown(
 
     weights: (target tokens, source tokens).
 
-    Each unknown source token is copied once, to the unknown target token that attends to it most; without
-    weights, unknown tokens are matched in order. For the remaining unknown target tokens, a word
-    vocabulary copies the source word with the largest weight; other vocabularies leave them unknown.
+    Each unknown source token is copied once, to an unknown target token that attends to it: in source order
+    unless the weights clearly differ; without weights, unknown tokens are matched in order. For the remaining
+    unknown target tokens, a word vocabulary copies the source word with the largest weight; other
+    vocabularies leave them unknown.
     """
     targets = [position for position, token in enumerate(ids) if token == unknown]
     sources = list(source.unknown)
@@ -70,21 +72,63 @@ def replace_unknown(
 
 
 def _match(targets: Sequence[int], sources: Sequence[int], weights: Tensor) -> list[tuple[int, int]]:
-    """Match targets to sources greedily by descending weight, using each at most once.
+    """Match targets to sources, using each at most once: in source order, unless the weights clearly differ.
 
-    If the weights are similar, source order is preserved.
+    Unknown tokens look alike to the model, so small differences of their weights say little. Starting from
+    the best match in source order, targets exchange their sources in cycles in which the weight of each
+    increases by at least `_ORDER` (top trading cycles).
     """
-    table = weights[list(targets)][:, list(sources)]
-    rows_at, columns_at = (torch.arange(n, dtype=table.dtype) / max(n - 1, 1) for n in table.shape)
-    table = table - _ORDER * (rows_at[:, None] - columns_at).abs()
-    rows, columns, pairs = set[int](), set[int](), []
-    for flat in table.flatten().argsort(descending=True, stable=True).tolist():
-        row, column = divmod(flat, len(sources))
-        if row not in rows and column not in columns:
-            rows.add(row)
-            columns.add(column)
-            pairs.append((targets[row], sources[column]))
-    return pairs
+    table: list[list[float]] = weights[list(targets)][:, list(sources)].tolist()
+    columns = _match_in_order(table)
+    free = set(range(len(sources))).difference(columns.values())
+    owners = {column: row for row, column in columns.items()}
+    path: list[int] = []  # each row prefers the column of the next one
+    while owners:
+        path = path or [min(owners.values())]
+        row = path[-1]
+        best = max(sorted(free.union(owners)), key=table[row].__getitem__)
+        if table[row][best] - table[row][columns[row]] < _ORDER:
+            best = columns[row]
+        if best not in free and owners[best] not in path:
+            path.append(owners[best])
+            continue
+        cycle = [row] if best in free else path[path.index(owners[best]) :]
+        for member in cycle:
+            del owners[columns[member]]
+        if best in free:
+            free ^= {best, columns[row]}
+        wanted = [best] if len(cycle) == 1 else [columns[member] for member in (*cycle[1:], cycle[0])]
+        columns.update(zip(cycle, wanted, strict=True))
+        del path[-len(cycle) :]
+    return [(targets[row], sources[column]) for row, column in columns.items()]
+
+
+def _match_in_order(table: Sequence[Sequence[float]]) -> dict[int, int]:
+    """Match as many rows to columns as possible, both increasing, with the largest total weight."""
+    rows, columns = len(table), len(table[0])
+    if rows == columns:
+        return {row: row for row in range(rows)}
+    if rows > columns:
+        return {row: column for column, row in _match_in_order([*zip(*table, strict=True)]).items()}
+    totals = [[0.0] * (columns + 1)]  # totals[row][column]: of the rows and columns before these
+    for weights in table:
+        total = [-math.inf]
+        for column, weight in enumerate(weights):
+            total.append(max(total[column], totals[-1][column] + weight))
+        totals.append(total)
+    result, column = dict[int, int](), columns
+    for row in range(rows, 0, -1):
+        while totals[row][column] == totals[row][column - 1]:
+            column -= 1
+        column -= 1
+        result[row - 1] = column
+    return dict(sorted(result.items()))
+
+
+def next_copy(sources: Sequence[int], weights: Tensor) -> int:
+    """Return the source token to copy next: the first, unless another one has a clearly larger weight."""
+    best = max(sources, key=lambda source: float(weights[source]))
+    return best if float(weights[best] - weights[sources[0]]) >= _ORDER else sources[0]
 
 
 def untranslated_words(source: Segmentation, copied: set[int]) -> list[int]:
@@ -108,16 +152,24 @@ def insert_words(
 
     If the target contains a word that consists of the missing word's known characters, this target word is
     replaced by a copy of the whole source word. Otherwise, a copy follows the target word that attends most
-    to the preceding source word; without weights, the copy keeps its relative position.
+    to the preceding source word; without weights, the copy keeps its relative position. If this weight is
+    small, the copies are kept in source order. Adjacent copies remain adjacent.
     """
     generated = [TargetWord(word, position=number) for number, word in enumerate(words)]
     inserted: dict[int, list[TargetWord]] = {}  # by the preceding target word; −1 for the start
+    positions = {word: at for at, word in copies.items()}  # where copies are, or after which, by source word
     for word in sorted(missing):
         core, known = _core(source, word)
         if not missing[word] and len(known) >= _MIN_KNOWN and known in words:
             generated[words.index(known)] = TargetWord(core, copied=word)
         else:
-            previous = _preceding_word(word, len(words), len(source.words), missing, weights)
+            previous, weight = _preceding_word(word, len(words), len(source.words), missing, weights)
+            following = next(other for other in range(word, len(source.words) + 1) if other not in missing)
+            if following in positions:  # adjacent copies remain adjacent
+                previous = positions[following] - 1
+            elif weight < _CERTAIN:
+                previous = _in_source_order(word, previous, len(words), positions)
+            positions[word] = previous
             texts = missing[word] or [core]
             inserted.setdefault(previous, []).extend(TargetWord(text, copied=word) for text in texts)
     result = list(inserted.get(-1, []))
@@ -164,16 +216,27 @@ def _core(source: Segmentation, word: int) -> tuple[str, str]:
 
 def _preceding_word(
     word: int, targets: int, sources: int, missing: Mapping[int, Sequence[str]], weights: Tensor | None
-) -> int:
-    """Return the target word after which to insert a missing source word; −1 for the start."""
+) -> tuple[int, float]:
+    """Return the target word after which to insert a missing source word, or −1, and its weight."""
     known = [other for other in range(word) if other not in missing]
     if weights is not None and targets:
         known = [other for other in known if weights[:, other].any()]  # words with tokens
     if not known or not targets:
-        return -1
+        return -1, 0.0
     if weights is None:
-        return -(-word * targets // sources) - 1
-    return int(weights[:, known[-1]].argmax())
+        return -(-word * targets // sources) - 1, 0.0
+    weight, previous = weights[:, known[-1]].max(0)
+    return int(previous), float(weight)
+
+
+def _in_source_order(word: int, previous: int, targets: int, positions: Mapping[int, int]) -> int:
+    """Return the target word after which to insert a missing source word, between the copies around it.
+
+    previous: the preferred target word. positions: the target positions of the copied source words.
+    """
+    first = max((at for other, at in positions.items() if other < word), default=-1)
+    last = min((at for other, at in positions.items() if other > word), default=targets) - 1
+    return min(max(previous, first), last) if first <= last else previous
 
 
 def printable_text(text: str) -> str:

@@ -1,6 +1,7 @@
 """Exported models give the same translations without regard; unsupported features are rejected."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from regard.translation.alignment.cross_attention import AlignmentHead
 from regard.translation.decoding.search import batch_by_length, search
 from regard.translation.export.export import NAMES, _write, export_translator
 from regard.translation.export.plan import Plan
+from tests.fresh import run_fresh
+from tests.translation import folders
 from tests.translation.exported import (
     MAX_NEW_TOKENS,
     decode_ctranslate2,
@@ -145,6 +148,39 @@ def test_an_interrupted_export_leaves_nothing(tmp_path: Path, monkeypatch: pytes
             export_translator(tmp_path / "model", "huggingface", tmp_path / name)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "old"]
     assert not [*(tmp_path / "old").iterdir()]
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_leaves_nothing(name: str, tmp_path: Path) -> None:
+    """The signal arrives during an import, where regard's other commands exit without cleaning up."""
+    pytest.importorskip("typer")
+    number = getattr(signal, name)
+    folders.write(tmp_path / "model")
+    (tmp_path / ".regard-other").mkdir()  # of another process
+    (tmp_path / "signal_on_import.py").write_text(f"import os\nos.kill(os.getpid(), {int(number)})\n")
+    program = f"""
+import signal, sys
+from pathlib import Path
+from regard.cli import main
+from regard.translation.export import export
+
+def move(folder, destination):
+    assert [*folder.iterdir()] and [*Path({str(tmp_path)!r}).glob(".regard-*/export")]
+    import signal_on_import
+
+signal.signal(signal.{name}, signal.default_int_handler if {name!r} == "SIGINT" else signal.SIG_DFL)
+export._move = move
+sys.path.append({str(tmp_path)!r})
+try:
+    main(["export", {str(tmp_path / "model")!r}, "--to", "huggingface", "-o", {str(tmp_path / "new")!r}])
+except SystemExit as error:
+    print(error.code)
+"""
+    done = run_fresh(program)
+    expected = (0, "130\n") if name == "SIGINT" else (-number, "")
+    assert (done.returncode, done.stdout) == expected, done.stderr
+    names = sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__")
+    assert names == [".regard-other", "model", "signal_on_import.py"]
 
 
 @pytest.mark.parametrize("to", FORMATS)

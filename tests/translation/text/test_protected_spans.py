@@ -37,7 +37,12 @@ from regard.translation.text.protected_spans import find_spans, split_words
         ("§ 5 Abs. 2, € 7, H₂O, 3,5kg, 100km/h", ["§ 5", "2", "€ 7", "H₂O", "3,5kg", "100km/h"]),
         ("`a b` und ``x'', 2-3-jährig", ["`a b`", "2-3"]),
         ("Er singt.Es regnet. müller-x.de, a.b.org/c?d=1", ["müller-x.de", "a.b.org/c?d=1"]),
-        ("und/oder, m/w/d, 1 / 2", ["1", "2"]),
+        ("und/oder, m/w/d, 1 / 2", ["1 / 2"]),
+        (
+            "3 x 4 = 12. 1 + -2,5 € ≤ 3 °C, 10:30 – 12:45",
+            ["3 x 4 = 12", "1 + -2,5 € ≤ 3 °C", "10:30 – 12:45"],
+        ),
+        ("3 x Hund, 3x 4, 3 x 4er, 3 - Hund 4, 3 + 4.", ["3", "3x", "4", "3", "4er", "3", "4", "3 + 4"]),
         ("Ein T-Shirt, U-Bahn: z. B. Müller & Co.", []),
     ],
 )
@@ -67,6 +72,8 @@ def test_spans_are_in_order_and_words_contain_them(text):
         "a/",
         "`a",
         "0 ",
+        "1 x ",
+        "1 + 1a",
         "(0)",
         "ab12 ",
         "./",

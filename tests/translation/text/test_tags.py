@@ -11,7 +11,7 @@ PIECES = st.lists(
         [
             *("*", "_ ", "**", "[", "](x.de)"),
             *("<b>", "</b>", "<i class='x'>", "</i>", "<br/>", "<!-- a -->", "&lt;b&gt;", "&lt;/b&gt;"),
-            *("Hund ", "zwei. ", " "),
+            *("Hund ", "zwei. ", " ", "(", ")", '"'),
         ]
     ),
     max_size=12,
@@ -57,6 +57,24 @@ def test_markdown_is_never_empty():
         text = translate("Ein *kleiner* Hund", order)
         assert "**" not in text
         assert text.count("*") == 2
+
+
+def test_brackets_around_an_element_belong_to_its_tags():
+    for text, plain in (
+        ("Ein (<b>Mann</b>) geht.", "Ein Mann geht."),
+        ("[<i>rot</i>], „<b>zwei Hunde</b>“!", "rot, zwei Hunde!"),
+        ('("<b>Hund</b>") <p>(<b>Katze</b>)</p>.', "Hund Katze."),
+        ("(**Hund**) ([Katze](a.de)) (<code>x</code>)", "Hund Katze "),
+        ("«<b>Hund</b>» (&lt;b&gt;Katze&lt;/b&gt;)", "Hund Katze"),
+        ("Ein Hund (<b>er</b> bellt) (laut <b>und oft</b>).", "Ein Hund (er bellt) (laut und oft)."),
+        ("<i>(Ein <b>Mann</b>)</i>. (Er <i><b>geht.</b></i>)", "Ein Mann. (Er geht.)"),
+        ("<b>(Hund)</b> f(x) <b>Katze</b> <i>„x y“</i>", "Hund f(x) Katze x y"),
+        ("<b>(a) und (b)</b> <b>[[x]]</b> **(Hund)** <i></i>", "(a) und (b) [[x]] Hund "),
+    ):
+        assert strip_tags(text)[0] == plain
+        assert translate(text, list(range(len(plain.split())))) == text
+    assert translate("Ein (<b>kleiner</b>) Hund", [2, 1, 0]) == "Hund (<b>kleiner</b>) Ein"
+    assert translate("(<b>heute</b>) bellt er", [1]) == "(<b>bellt</b>)"  # not translated
 
 
 def test_whitespace_and_punctuation_stay_where_they_were():

@@ -1,5 +1,6 @@
 """The aligners of `regard align`: the lexical aligner, the attention of a translation model, or both."""
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,9 @@ Pair = tuple[str, str]
 _BATCH_PAIRS = 512
 _LEXICAL_BATCH_PAIRS = 10_000
 _BATCH_CELLS = 4_000_000  # source words × target words per batch
+_SCORED_PAIRS = 32  # number of pairs that show which direction a model translates
+_MAX_SCORED_CHARACTERS, _MAX_SCORED_TOKENS = 500, 200  # longer pairs are not scored
+_CLEAR_DIFFERENCE = 1.0  # in log probability per token; about 4 for trained models, 0.1 for untrained ones
 _FEW_PAIRS = 500  # with fewer, the lexical aligner prints a warning
 
 
@@ -100,7 +104,11 @@ def align_with_attention(
 ) -> "Iterator[AlignedPair]":
     """Align with the cross-attention of a translation model, or of one model per direction."""
     forward, backward = _load_models(model, reverse_model, languages, overrides)
+    checked = False
     for batch in batch_pairs(pairs, _BATCH_PAIRS, _BATCH_CELLS):
+        if not checked and backward is not None:
+            _check_directions(forward, backward, batch, languages)
+            checked = True
         alignments = forward.align(batch)
         links = [alignment.links(threshold) for alignment in alignments]
         if backward is not None:
@@ -127,6 +135,7 @@ def align_with_both(
     for batch in batch_pairs(pairs, _BATCH_PAIRS, _BATCH_CELLS):
         if not checked:
             _check_sides(aligner, batch)
+            _check_directions(forward, backward, batch, languages)
             checked = True
         alignments = zip(
             aligner.align(batch),
@@ -137,6 +146,69 @@ def align_with_both(
         for pair, (lexical, direct, inverse) in zip(batch, alignments, strict=True):
             combined = lexical.combine(direct, inverse)
             yield AlignedPair(pair, combined.links(method, threshold), combined)
+
+
+def _check_directions(
+    forward: "Translator", backward: "Translator", pairs: Sequence[Pair], languages: str | None
+) -> None:
+    """Raise an error if the two models seem to be exchanged; warn if only one has the wrong direction."""
+    swapped = [(target, source) for source, target in pairs]
+    wrong = [_prefers_reverse(forward, pairs), _prefers_reverse(backward, swapped)]
+    others = "SOURCE and TARGET" if languages is None else "SOURCE and TARGET, or reverse --languages"
+    if all(wrong):
+        raise ArgumentError(
+            "--model seems to translate TARGET to SOURCE, and --reverse-model SOURCE to TARGET: both give "
+            f"higher probabilities to the opposite direction. Exchange the two models, or {others}."
+        )
+    if any(wrong):
+        option, direction = (
+            ("--model", "TARGET to SOURCE") if wrong[0] else ("--reverse-model", "SOURCE to TARGET")
+        )
+        print(
+            f"regard: {option} seems to translate {direction}, so its links may be poor; check the model.",
+            file=sys.stderr,
+        )
+
+
+def _prefers_reverse(translator: "Translator", pairs: Sequence[Pair]) -> bool:
+    """Return whether the model gives clearly higher probabilities if source and target are exchanged."""
+    limit = min(_MAX_SCORED_TOKENS, translator.max_tokens)
+    differences: list[float] = []
+    for source, target in pairs:
+        if not source.strip() or not target.strip() or max(len(source), len(target)) > _MAX_SCORED_CHARACTERS:
+            continue
+        tokens = _encode(translator, [(source, target), (target, source)])
+        if max(len(side) for pair in tokens for side in pair) > limit:
+            continue
+        score, reverse_score = _log_probabilities(translator, tokens)
+        differences.append(reverse_score - score)
+        if len(differences) == _SCORED_PAIRS:
+            break
+    return bool(differences) and sum(differences) / len(differences) > _CLEAR_DIFFERENCE
+
+
+def _encode(translator: "Translator", pairs: Sequence[Pair]) -> list[tuple[list[int], list[int]]]:
+    source_tokens, target_tokens = translator.tokens
+    return [(source_tokens.encode(source), target_tokens.encode(target)) for source, target in pairs]
+
+
+def _log_probabilities(
+    translator: "Translator", pairs: Sequence[tuple[list[int], list[int]]]
+) -> Iterator[float]:
+    """Yield the mean log probability of each pair's target tokens."""
+    from regard.translation.decoding.scoring import token_log_probabilities
+
+    tokens = translator.tokens.target
+    sources, targets = zip(*pairs, strict=True)
+    for target, values in zip(
+        targets, token_log_probabilities(translator.model, sources, targets), strict=True
+    ):
+        # a text in another script has only unknown tokens, which are easy to predict
+        known = [
+            -math.log(len(tokens)) if token == tokens.special.unknown else value
+            for token, value in zip(target, values, strict=True)
+        ]
+        yield sum(known) / max(len(known), 1)
 
 
 def _load_models(

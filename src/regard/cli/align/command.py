@@ -30,7 +30,7 @@ from regard.translation.alignment.output import (
     write_aligned,
     write_aligned_tmx,
 )
-from regard.translation.data.formats import Format, read_languages, read_pairs
+from regard.translation.data.formats import Format, is_tmx, read_languages, read_pairs
 
 if TYPE_CHECKING:
     from regard.translation.alignment.aer import GoldAlignment
@@ -72,7 +72,8 @@ def align(
             "--output",
             "-o",
             metavar="FILE",
-            help="Output file, written only on success. A .tmx file also contains the sentences.",
+            help="Output file, written only on success. A .tmx file also contains the sentences. A file "
+            "whose name ends in .gz is compressed.",
             show_default="stdout",
         ),
     ] = None,
@@ -208,8 +209,8 @@ def align(
         | {"--gold": gold},
         {"--save": save, "--output": output},
     )
-    is_tmx = output is not None and output.suffix == ".tmx"
-    if is_tmx and (as_json or draw or scores):
+    to_tmx = output is not None and is_tmx(output)
+    if to_tmx and (as_json or draw or scores):
         raise ArgumentError(f"--output {str(output)!r} is a TMX file; remove --json, --draw and --scores.")
     overrides = _parse_head(layer, heads, shift)
     tags = parse_languages(languages) if languages else None
@@ -231,7 +232,7 @@ def align(
     style: Style = "json" if as_json else "scores" if scores else "links"
     predicted: list[Links] = []
     aligned = _collect(aligned, predicted) if gold_links is not None else aligned
-    if is_tmx and output is not None:
+    if to_tmx and output is not None:
         # a pipe can be read only once
         seekable = not text and Path(source).is_file()
         write_aligned_tmx(output, aligned, tags or (read_languages(source, format) if seekable else None))

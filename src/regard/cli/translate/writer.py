@@ -135,7 +135,8 @@ class Writer:
             )
             for line in self.format.lines(self.number, translation, similar):
                 to.write(f"{line}\n")
-            to.flush()
+            if to is sys.stdout:  # flushing a compressed file would make it larger
+                to.flush()
             if translation.note:
                 self.noted += 1
                 if self.noted <= _MAX_NOTES:

@@ -7,6 +7,7 @@ from typing import IO, TYPE_CHECKING, Literal, NamedTuple, Union
 
 from regard._util.files import open_atomic
 from regard.translation.alignment.links import Links, to_pharaoh
+from regard.translation.data.formats import compressed
 from regard.translation.data.tmx import Languages, write_tmx
 
 if TYPE_CHECKING:
@@ -58,9 +59,12 @@ def write_aligned(file: IO[str], pairs: Iterable[AlignedPair], style: Style = "l
 def write_aligned_tmx(
     path: str | os.PathLike[str], pairs: Iterable[AlignedPair], languages: Languages | None = None
 ) -> None:
-    """Write sentences, links (x-alignment) and pair scores (x-alignment-score) to a TMX file."""
+    """Write sentences, links (x-alignment) and pair scores (x-alignment-score) to a TMX file.
+
+    The file is compressed if its name ends in .gz.
+    """
     units = ((aligned.pair, _properties(aligned)) for aligned in pairs)
-    with open_atomic(path) as file:
+    with open_atomic(path) as raw, compressed(raw, os.fspath(path)) as file:
         write_tmx(file, units, languages or ("x-source", "x-target"))
 
 

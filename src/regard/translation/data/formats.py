@@ -144,6 +144,16 @@ def contains_pairs(path: str) -> bool:
     return _extension(path) in _FORMAT_OF and _extension(path) != ".txt"
 
 
+def is_tmx(path: _Path) -> bool:
+    """Return whether a file contains TMX, judging by its extension; it may be compressed: .tmx.gz.
+
+    >>> from regard.translation.data.formats import is_tmx
+    >>> is_tmx("memory.TMX.gz"), is_tmx("memory.tsv")
+    (True, False)
+    """
+    return _FORMAT_OF.get(_extension(os.fsdecode(path))) == "tmx"
+
+
 def _extension(path: str) -> str:
     return Path(path[:-3] if _is_gzip(path) else path).suffix.lower()
 

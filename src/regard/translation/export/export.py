@@ -55,7 +55,6 @@ def export_translator(
     translator = load_translator(folder, source=source, target=target)
     origin = translator.tokens.target.origin
     for package in _PACKAGES[to]:
-        # before the temporary folder is created: Ctrl-C during an import ends the process without cleaning up
         require(package, f"export --to {to}")
     parent = destination if destination.exists() else destination.parent
     parent.mkdir(parents=True, exist_ok=True)

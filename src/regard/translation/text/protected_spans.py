@@ -1,7 +1,7 @@
 """Find text that a translation must keep unchanged: URLs, e-mail addresses, numbers, placeholders, emoji.
 
 A span crosses whitespace only in braces or backticks, such as `{{ user.name }}`, around a unit, as in `3,5 %`
-or `§ 5`, and between groups of digits: `10 000`, `+49 30 123456`.
+or `§ 5`, between groups of digits, as in `10 000` or `+49 30 123456`, and in a calculation: `3 x 4 = 12`.
 """
 
 import re
@@ -19,6 +19,8 @@ _EMOJI = (
 _SPACE = "[ \u00a0\u202f\u2009]"
 _NUMBER = rf"(?:\d{{1,3}}(?:{_SPACE}\d{{3}})+(?!\d)(?:,\d+)?|\d+(?:[.,:/'’·×–-]\d+)*)"
 _UNIT = r"[ \u00a0\u202f]?(?:[%‰]|°[CFK]?|[€$£¥₹](?!\w))"
+_AMOUNT = rf"(?:(?:[$€£¥₹]|§§?){_SPACE}?)?{_NUMBER}(?:{_UNIT})?"
+OPERATOR = f"{_SPACE}[-+−–*/:=<>≤≥≈±×·÷x]"
 _TOP_LEVEL = (
     "com|org|net|edu|gov|info|io|de|at|ch|fr|uk|eu|nl|it|es|pl|cz|ru|cn|jp|ro|gr|se|dk|no|fi|be|pt|us"
 )
@@ -63,7 +65,7 @@ _KINDS = {  # the first match wins
     ),
     "code": "|".join(_CODES),
     "number": (
-        rf"(?<![^\W\d_])[+−-]?(?<![\d.,])(?:(?:[$€£¥₹]|§§?){_SPACE}?)?{_NUMBER}(?:{_UNIT})?(?![^\W_])"
+        rf"(?<![^\W\d_])[+−-]?(?<![\d.,]){_AMOUNT}(?:{OPERATOR}{_SPACE}[+−-]?{_AMOUNT}(?![^\W_]))*(?![^\W_])"
     ),
     "currency": r"[$€£¥₹₽₩](?!\w)",
 }

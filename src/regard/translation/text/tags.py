@@ -2,7 +2,7 @@
 # ruff: noqa: SIM905 (words are easier to read without quotes)
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -43,6 +43,21 @@ _MARKDOWN = (  # groups: start tag, content, end tag
 )
 _NAME = re.compile(r"(?:<|&lt;)/?([A-Za-z][\w:.-]*)")
 _PUNCTUATION = ".,;:!?…。！？"  # stays outside an end tag
+# brackets and quotes that may enclose a word, with the closing marks of each
+_BRACKETS = {
+    "(": ")",
+    "[": "]",
+    "„": '“”"',
+    "“": "”",
+    "‚": "‘’",
+    "‘": "’",
+    "«": "»",
+    "»": "«",
+    "‹": "›",
+    "›": "‹",
+}
+_BRACKETS |= {mark: mark for mark in "\"'"}
+_OPENING, _CLOSING = "".join(_BRACKETS), "".join(_BRACKETS.values())
 # elements that separate words even without whitespace: "Hund<br>bellt"
 _SEPARATORS = frozenset(
     "address article aside blockquote br caption dd details div dl dt figcaption figure footer form "
@@ -57,7 +72,9 @@ class Tag(NamedTuple):
 
     space_before, space_after: whether the tag follows or precedes whitespace.
     encloses_punctuation: whether it follows punctuation, or no text follows it.
-    pair: n for the start tag and −n for the end tag of the nth Markdown element; 0 for other tags.
+    pair: n for the start tag and −n for the end tag of the nth Markdown element; 0 for other tags. Brackets
+        and quotes directly around an element or its content, as in (<b>Mann</b>), are also such a pair.
+    in_brackets: whether it directly follows an opening bracket; for an end tag, precedes a closing bracket.
     """
 
     text: str
@@ -66,6 +83,7 @@ class Tag(NamedTuple):
     space_after: bool = False
     encloses_punctuation: bool = False
     pair: int = 0
+    in_brackets: bool = False
 
     @property
     def name(self) -> str:
@@ -101,6 +119,9 @@ def strip_tags(text: str) -> tuple[str, list[Tag]]:
     >>> text, tags = strip_tags("Ein <b>Mann</b>.")
     >>> text, [(tag.text, tag.position) for tag in tags]
     ('Ein Mann.', [('<b>', 4), ('</b>', 8)])
+    >>> text, tags = strip_tags("Ein (<b>Mann</b>).")
+    >>> text, [tag.text for tag in tags]
+    ('Ein Mann.', ['(', '<b>', '</b>', ')'])
     """
     found = _find_tags(text)
     if not found:
@@ -128,14 +149,27 @@ def strip_tags(text: str) -> tuple[str, list[Tag]]:
         tags.append(tag)
     stripped = "".join([*plain, text[last:]])
     end = len(stripped.rstrip())
-    return stripped, [tag if tag.position < end else tag._replace(encloses_punctuation=True) for tag in tags]
+    return stripped, [
+        tag._replace(
+            encloses_punctuation=tag.encloses_punctuation or tag.position >= end,
+            in_brackets=_is_in_brackets(tag, stripped),
+        )
+        for tag in tags
+    ]
+
+
+def _is_in_brackets(tag: Tag, text: str) -> bool:
+    """Return the value of `Tag.in_brackets`. text: the text without tags."""
+    if tag.closes:
+        return text[tag.position : tag.position + 1] in tuple(_CLOSING)
+    return text[max(tag.position - 1, 0) : tag.position] in tuple(_OPENING)
 
 
 def _find_tags(text: str) -> list[tuple[int, int, int]]:
     """Return the start and stop of each tag in order, and its `Tag.pair`."""
     tags = [(*match.span(), 0) for match in _TAG.finditer(text)] if "<" in text or "&lt;" in text else []
     if not any(mark in text for mark in ("](", "*", "_", "~~")):
-        return tags
+        return _add_brackets(text, tags) if tags else tags
     taken = {at for start, stop, _ in tags for at in range(start, stop)}
     taken |= {at for match in _CODE.finditer(text) for at in range(*match.span())}
     number, urls = 0, list(_URL.finditer(text))
@@ -150,7 +184,54 @@ def _find_tags(text: str) -> list[tuple[int, int, int]]:
         taken.update(
             at for match in urls for at in range(*match.span())
         )  # after the links, which contain them
-    return sorted(tags)
+    return _add_brackets(text, sorted(tags))
+
+
+def _add_brackets(text: str, tags: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Add the brackets and quotes around elements, or their contents: the model may not know them.
+
+    tags: result of `_find_tags`.
+    """
+    if not any(mark in text for mark in _OPENING):
+        return tags
+    elements = [Tag(text[start:stop], start, pair=pair) for start, stop, pair in tags]
+    end_of = _pair_tags(elements) | {i: i for i, tag in enumerate(elements) if tag.stands_alone}
+    taken = {at for start, stop, _ in tags for at in range(start, stop)}
+    number = max((pair for *_, pair in tags), default=0)
+    result = list(tags)
+    for first, last in sorted(end_of.items(), key=lambda ends: ends[0] - ends[1]):  # inner elements first
+        before, after = tags[first][0] - 1, tags[last][1]
+        brackets: list[tuple[int, int]] = []
+        while before >= 0 and after < len(text) and taken.isdisjoint((before, after)):
+            if text[after] not in _BRACKETS.get(text[before], ""):
+                break
+            brackets.append((before, after))
+            before, after = before - 1, after + 1
+        if brackets and not _is_separate(text, brackets[-1], taken):
+            brackets = []
+        for start, stop in (*brackets, *_inner_brackets(text, tags[first][1], tags[last][0] - 1)):
+            if taken.isdisjoint((start, stop)):
+                number += 1
+                result += [(start, start + 1, number), (stop, stop + 1, -number)]
+                taken |= {start, stop}
+    return sorted(result)
+
+
+def _inner_brackets(text: str, start: int, stop: int) -> list[tuple[int, int]]:
+    """Return the positions of brackets around the content of an element, such as <b>(Mann)</b>, if any.
+
+    start, stop: positions of the first and last character of the content.
+    """
+    if start >= stop or text[stop] not in _BRACKETS.get(text[start], ""):
+        return []
+    marks = text[start] + text[stop]
+    return [] if any(mark in text[start + 1 : stop] for mark in marks) else [(start, stop)]
+
+
+def _is_separate(text: str, brackets: tuple[int, int], tags: Collection[int]) -> bool:
+    """Return whether brackets do not touch a letter or digit, except as part of a tag."""
+    outside = brackets[0] - 1, brackets[1] + 1
+    return not any(0 <= at < len(text) and at not in tags and text[at].isalnum() for at in outside)
 
 
 def place_tags(
@@ -181,7 +262,8 @@ def place_tags(
             stop = sum(start < tags[end].position for start, _ in source)
             rows = [row for row, word in enumerate(best) if first <= word < stop]
             before = _target_words_before(first, best)
-            if tag.pair and not rows and first < stop and targets:
+            inside_pair = number > 0 and tags[number - 1].pair and end_of.get(number - 1) == end + 1
+            if (tag.pair or inside_pair) and not rows and first < stop and targets:
                 rows = [min(before, targets - 1)]  # an empty ** ** would be parsed as different Markdown
             positions[number] = min(rows, default=before)
             positions[end] = max(rows, default=before - 1) + 1
@@ -243,16 +325,44 @@ def write_tags(tags: Sequence[Tag], positions: Sequence[int], words: Sequence[st
         if at == len(words):
             closing, opening = group, []
         if opening:
-            result[at] = _join(opening) + (" " if opening[-1].space_after else "") + result[at]
+            result[at] = _open(opening, result[at])
         if closing:
-            word = words[at - 1]
-            core = len(word.rstrip(_PUNCTUATION)) or len(word)
-            inside = result[at - 1].rfind(word)
-            space = " " if closing[0].space_before else ""
-            outside = all(tag.closes and not tag.encloses_punctuation for tag in closing)
-            cut = inside + (core if outside and not space else len(word))  # a space would split "word."
-            result[at - 1] = result[at - 1][:cut] + space + _join(closing) + result[at - 1][cut:]
+            result[at - 1] = _close(closing, result[at - 1])
     return result
+
+
+def _open(tags: Sequence[Tag], word: str) -> str:
+    """Write tags before a word; those in brackets follow its opening brackets."""
+    outer = list(takewhile(lambda tag: not tag.in_brackets, tags))
+    brackets = len(word) - len(word.lstrip(_OPENING))
+    if brackets in (0, len(word)):
+        return _join_before(tags, word)
+    return _join_before(outer, word[:brackets] + _join_before(tags[len(outer) :], word[brackets:]))
+
+
+def _join_before(tags: Sequence[Tag], word: str) -> str:
+    return _join(tags) + (" " if tags and tags[-1].space_after else "") + word
+
+
+def _close(tags: Sequence[Tag], word: str) -> str:
+    """Write tags after a word: end tags before its final punctuation, and those in brackets before these."""
+    text = word.rstrip(_PUNCTUATION)
+    content = text.rstrip(_CLOSING)
+    inner: list[Tag] = []
+    if content and content != text:
+        inner = list(takewhile(lambda tag: tag.closes and tag.in_brackets, tags))
+        if not any(tag.encloses_punctuation for tag in inner):
+            content = content.rstrip(_PUNCTUATION) or content
+    outer = tags[len(inner) :]
+    outside = all(tag.closes and not tag.encloses_punctuation for tag in outer)
+    # a space would split "word."
+    end = text if text and outside and not (outer and outer[0].space_before) else word
+    written = _join_after(content, inner) + end[len(content) :] if inner else end
+    return _join_after(written, outer) + word[len(end) :]
+
+
+def _join_after(word: str, tags: Sequence[Tag]) -> str:
+    return word + (" " if tags and tags[0].space_before else "") + _join(tags)
 
 
 def _join(tags: Sequence[Tag]) -> str:

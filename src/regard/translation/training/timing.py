@@ -115,6 +115,7 @@ def tokens_per_second(config: TranslationConfig, length: int) -> float:
     """Measure how many source and target tokens are processed in a second of training on this machine.
 
     length: number of tokens in each sentence. With the precision "auto", the faster precision counts.
+    The measurement uses `training.threads` threads.
 
     >>> from regard.translation import TranslationConfig
     >>> from regard.translation.training.timing import tokens_per_second
@@ -136,9 +137,14 @@ def tokens_per_second(config: TranslationConfig, length: int) -> float:
         optimizer.step()
         optimizer.zero_grad()
 
-    seconds = time_steps(
-        run_step, rounds=_TRIAL_STEPS, seconds=_TRIAL_SECONDS, precisions=_precisions(training.precision)
-    )
+    threads = torch.get_num_threads()
+    torch.set_num_threads(training.threads or threads)
+    try:
+        seconds = time_steps(
+            run_step, rounds=_TRIAL_STEPS, seconds=_TRIAL_SECONDS, precisions=_precisions(training.precision)
+        )
+    finally:
+        torch.set_num_threads(threads)
     return 2 * count * length / min(seconds)
 
 
