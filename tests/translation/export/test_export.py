@@ -24,7 +24,14 @@ from tests.translation.exported import (
     decode_huggingface,
     decode_onnx,
 )
-from tests.translation.pretrained.folders import LINES, SOURCES, make_m2m_100, make_nllb, make_t5
+from tests.translation.pretrained.folders import (
+    LINES,
+    SOURCES,
+    make_m2m_100,
+    make_marian_separate,
+    make_nllb,
+    make_t5,
+)
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 FORMATS = ["ctranslate2", "onnx", "huggingface"]
@@ -150,6 +157,22 @@ def test_an_interrupted_export_leaves_nothing(tmp_path: Path, monkeypatch: pytes
     assert not [*(tmp_path / "old").iterdir()]
 
 
+def test_files_of_another_program_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders.write(tmp_path / "model")
+    output = tmp_path / "output"
+    output.mkdir()
+
+    def write(*arguments: Any) -> None:
+        _write(*arguments)
+        (output / "README.md").write_text("foreign")
+
+    monkeypatch.setattr("regard.translation.export.export._write", write)
+    with pytest.raises(ArgumentError, match="Another program created"):
+        export_translator(tmp_path / "model", "huggingface", output)
+    assert [path.name for path in output.iterdir()] == ["README.md"]
+    assert (output / "README.md").read_text() == "foreign"
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_leaves_nothing(name: str, tmp_path: Path) -> None:
     """The signal arrives during an import, where regard's other commands exit without cleaning up."""
@@ -192,6 +215,20 @@ def test_pretrained_models_are_exported(to: str, family: str, tmp_path: Path) ->
         translator = regard.load_translator(tmp_path / "model", source="de", target="en")
     else:
         make_t5(tmp_path / "model", d_kv=8)
+        translator = regard.load_translator(tmp_path / "model")
+    check(translator, to, tmp_path / "export", SOURCES)
+
+
+@every_format("vocabularies", 1, 2)
+def test_pretrained_models_with_separate_embeddings_are_exported(
+    to: str, vocabularies: int, tmp_path: Path
+) -> None:
+    pytest.importorskip("transformers")
+    if vocabularies == 1:
+        make_m2m_100(tmp_path / "model", tie_word_embeddings=False)
+        translator = regard.load_translator(tmp_path / "model", source="de", target="en")
+    else:  # the ids of </s> differ, too
+        make_marian_separate(tmp_path / "model")
         translator = regard.load_translator(tmp_path / "model")
     check(translator, to, tmp_path / "export", SOURCES)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import sentencepiece
 import torch
+from safetensors.torch import load_file, save_file
 
 LINES = [
     "ein Hund bellt laut im Garten .",
@@ -115,6 +116,40 @@ def make_marian(folder: Path, *, seed: int = 0, **options: Any) -> Any:
     return save(model, folder, seed)
 
 
+def make_marian_separate(folder: Path, *, seed: int = 0, **options: Any) -> Any:
+    """Write a Marian folder with a vocabulary per side; the ids of </s> and the sizes differ."""
+    from transformers import MarianConfig, MarianMTModel
+
+    folder.mkdir(parents=True, exist_ok=True)
+    sides = {"source": learn(80), "target": learn(90, model_type="bpe")}
+    first = {"source": ["<unk>", "<pad>", "</s>"], "target": ["</s>", "<unk>", "<pad>"]}
+    ids = {}
+    for side, content in sides.items():
+        (folder / f"{side}.spm").write_bytes(content)
+        ids[side] = {piece: i for i, piece in enumerate([*first[side], *pieces(content)[3:]])}
+    write_json(folder / "vocab.json", ids["source"])
+    write_json(folder / "target_vocab.json", ids["target"])
+    settings = {"tokenizer_class": "MarianTokenizer", "separate_vocabs": True}
+    write_json(folder / "tokenizer_config.json", settings)
+    config = MarianConfig(
+        **{
+            **SIZES,
+            "vocab_size": len(ids["source"]),
+            "decoder_vocab_size": len(ids["target"]),
+            "share_encoder_decoder_embeddings": False,
+            "scale_embedding": True,
+            "pad_token_id": 1,
+            "decoder_start_token_id": 2,
+            "eos_token_id": 0,
+            "forced_eos_token_id": 0,
+            **options,
+        }
+    )
+    model = MarianMTModel(config).eval()
+    model.generation_config.update(bad_words_ids=[[2]], max_length=24, num_beams=5)
+    return save(model, folder, seed)
+
+
 def make_m2m_100(folder: Path, *, seed: int = 0, **options: Any) -> Any:
     """Write an M2M-100 folder: vocab.json and sentencepiece.bpe.model."""
     from transformers import M2M100Config, M2M100ForConditionalGeneration
@@ -200,6 +235,29 @@ def make_t5(folder: Path, *, seed: int = 0, **options: Any) -> Any:
     model = T5ForConditionalGeneration(config).eval()
     model.generation_config.update(max_length=24, num_beams=5)
     return save(model, folder, seed)
+
+
+def make_t5_untied(folder: Path, *, seed: int = 0, kind: str = "t5", version: int = 5) -> Any:
+    """Write a T5 1.1 or mT5 folder, whose output matrix is separate, as transformers 4 or 5 writes it.
+
+    Both write lm_head.weight; version 4 writes tie_word_embeddings=false, and version 5 writes true.
+    """
+    from transformers import AutoModelForSeq2SeqLM
+
+    folder.mkdir(parents=True, exist_ok=True)
+    make_t5(folder, seed=seed, feed_forward_proj="gated-gelu")
+    tensors = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(seed + 1)
+    tensors["lm_head.weight"] = 0.25 * torch.randn(tensors["shared.weight"].shape, generator=generator)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    del config["scale_decoder_outputs"]
+    config |= {"model_type": kind, "tie_word_embeddings": False}
+    write_json(folder / "config.json", config)
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    if version == 5:
+        model.save_pretrained(folder)
+    return model
 
 
 def save(model: Any, folder: Path, seed: int) -> Any:

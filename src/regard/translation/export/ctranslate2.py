@@ -80,9 +80,9 @@ def _check(plan: Plan) -> None:
 
 
 def _set_config(plan: Plan, config: Any) -> None:
-    special, source, target = plan.tokens.special, plan.tokens.source, plan.tokens.target
+    special, target = plan.tokens.special, plan.tokens.target
     config.bos_token = config.decoder_start_token = target.piece(special.start)
-    config.eos_token = source.piece(special.end)
+    config.eos_token = target.piece(special.end)
     config.unk_token = target.piece(special.unknown)
     config.add_source_eos = special.source([]) == [special.end]
     config.layer_norm_epsilon = plan.configs[1].eps

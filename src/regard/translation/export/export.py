@@ -8,6 +8,7 @@ from typing import Literal, get_args
 from regard._util.checks import check_choice
 from regard._util.extras import require
 from regard._util.files import write_atomic
+from regard.errors import ArgumentError
 from regard.translation.export.ctranslate2 import export_ctranslate2
 from regard.translation.export.huggingface import export_huggingface
 from regard.translation.export.onnx import export_onnx
@@ -77,8 +78,14 @@ def _move(folder: Path, destination: Path) -> None:
     moved: list[Path] = []
     try:
         for file in folder.iterdir():
-            moved.append(destination / file.name)
-            file.rename(moved[-1])
+            path = destination / file.name
+            if os.path.lexists(path):
+                raise ArgumentError(
+                    f"Another program created {os.fspath(path)!r} during the export. Remove it, or export "
+                    "to another folder."
+                )
+            moved.append(path)
+            file.rename(path)
     except BaseException:
         for path in moved:
             path.unlink(missing_ok=True)

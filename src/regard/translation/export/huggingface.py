@@ -16,7 +16,8 @@ from torch import Tensor
 from regard._util.extras import installed_version
 from regard._util.files import read_regular, write_atomic
 from regard.translation.export.plan import MAX_POSITIONS, SUPPRESSED, Plan, write_json
-from regard.translation.pretrained.families.bart import SHARED, copies, map_stacks
+from regard.translation.pretrained.families.bart import SHARED, SOURCE, TARGET, map_stacks
+from regard.translation.pretrained.layout import Layout
 from regard.translation.pretrained.loader import PretrainedFolder
 from regard.translation.pretrained.settings import CONFIG, GENERATION
 
@@ -46,13 +47,21 @@ def _export_pretrained(plan: Plan, folder: Path, origin: PretrainedFolder) -> No
             tensor = torch.cat([tensor.new_zeros(layout.position_offset, tensor.shape[1]), tensor])
         parts = tensor.reshape(len(theirs) * shape[0], *shape[1:]).split(shape[0])
         tensors |= dict(zip(theirs, parts, strict=True))
-    if not layout.tie_output:
-        tensors |= {copy: tensors[name].clone() for copy, name in layout.copies.items()}
     for path in origin.files():
         write_atomic(folder / path.name, read_regular(path, _MAX_FILE_BYTES))
+    names = layout.embeddings
+    if names.shared and not (layout.share and layout.tie_output):  # transformers then reads every matrix
+        tensors |= {name: tensors[found].clone() for name, found in names.find(tensors).items()}
+        write_json(folder / CONFIG, {**origin.choice.config.values, **_untied(layout)})
     _write_tensors(folder, tensors)
     generation = dict(origin.choice.generation.values)
     write_json(folder / GENERATION, generation | _alignment(plan))
+
+
+def _untied(layout: Layout) -> dict[str, Any]:
+    """Return the settings with which every version of transformers reads separate embedding matrices."""
+    scale = {"scale_decoder_outputs": layout.output_scale != 1} if layout.family == "t5" else {}
+    return {"tie_word_embeddings": False, **scale}
 
 
 def _export_own(plan: Plan, folder: Path) -> None:
@@ -139,11 +148,11 @@ def _own_tensors(plan: Plan) -> Iterator[tuple[str, Tensor]]:
     shared = model.source_embedding is None
     if shared:
         # without tied output, transformers reads a separate copy for each side
-        for name in [SHARED] if model.matrix is None else [SHARED, *copies(tied=False)]:
+        for name in [SHARED] if model.matrix is None else [SHARED, SOURCE, TARGET]:
             yield name, state["embedding.weight"][:, order].contiguous()
     else:
-        yield "model.encoder.embed_tokens.weight", state["source_embedding.weight"][:, order].contiguous()
-        yield "model.decoder.embed_tokens.weight", state["embedding.weight"][:, order].contiguous()
+        yield SOURCE, state["source_embedding.weight"][:, order].contiguous()
+        yield TARGET, state["embedding.weight"][:, order].contiguous()
     if model.matrix is not None:
         yield "lm_head.weight", state["matrix"][:, order].contiguous()
     for side in ("encoder", "decoder"):

@@ -57,7 +57,8 @@ class Choice:
                     f"{self.generation.path} has bad_words_ids with {short(word)}; regard supports only "
                     "single tokens. Remove it from the file."
                 )
-            ids += word
+            if word != [self.generation.get("eos_token_id", self.config.get("eos_token_id"))]:
+                ids += word  # transformers ignores an end token here
         for i in ids:
             if isinstance(i, bool) or not isinstance(i, int) or i < 0:
                 raise ArgumentError(

@@ -1,6 +1,7 @@
 """Architecture of a pretrained translator, and the names of its tensors."""
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from regard.models.parameters import meta_device
 from regard.models.transformer import Transformer
 
 Shape = tuple[int, ...]
+_CHUNKS = 64  # compares large matrices in parts, to save memory
 _CONVERT = "AutoModelForSeq2SeqLM"  # the class that converts pickled weights
 
 
@@ -28,15 +30,44 @@ class Mapped(NamedTuple):
 
 
 @dataclass(frozen=True)
+class EmbeddingNames:
+    """Names of the embedding matrices in the file.
+
+    source, target: the embeddings of encoder and decoder. output: the output matrix.
+    shared: the matrix that replaces source or target if the file lacks it; None: it replaces nothing.
+    tied: whether config.json ties the output matrix to the target embeddings.
+    """
+
+    source: str
+    target: str
+    tied: bool
+    shared: str | None = None
+    output: str = "lm_head.weight"
+
+    def __iter__(self) -> Iterator[str]:
+        yield from (self.source, self.target, self.output, *([self.shared] if self.shared else []))
+
+    def find(self, tensors: Collection[str]) -> dict[str, str]:
+        """Return for each matrix the tensor that holds it; tied matrices may be stored under one name."""
+        same = [self.shared, self.target, self.source] if self.shared else [self.target]
+        same += [self.output] if self.tied else []
+        found = {
+            name: next((other for other in [name, *(same if name in same else [])] if other in tensors), name)
+            for name in (self.source, self.target, self.output)
+        }
+        return {**found, self.shared: found[self.source]} if self.shared else found
+
+
+@dataclass(frozen=True)
 class Layout:
     """Architecture and tensor names, as given by config.json.
 
     path: config.json, for error messages. family: the model type, such as "marian".
     encoder, decoder: the two stacks. vocab_sizes: source and target.
     share, tie_output, output_bias, output_scale: see `Transformer`.
-    parameters: yields our parameters and their names in the file; called after checking the number of layers.
+    embeddings: names of the embedding matrices.
+    other_parameters: yields all parameters except these matrices; called after checking the number of layers.
     stacks: name prefixes of the encoder and decoder layers, up to the layer number.
-    copies: alternative tensor names that files may contain: name → the name in `parameters`.
     ignored: names that files may contain, but that the model does not use.
     max_length: maximum number of tokens per sentence.
     position_offset: unused rows at the beginning of a learned position table.
@@ -50,13 +81,40 @@ class Layout:
     share: bool
     tie_output: bool
     output_bias: bool
-    parameters: Callable[[], Iterator[Mapped]]
+    embeddings: EmbeddingNames
+    other_parameters: Callable[[], Iterator[Mapped]]
     stacks: tuple[str, str]
-    copies: Mapping[str, str]
     ignored: frozenset[str] = frozenset()
     output_scale: float = 1.0
     max_length: int | None = None
     position_offset: int = 0
+
+    def parameters(self) -> Iterator[Mapped]:
+        """Yield our parameters and their names in the file."""
+        names, (source, target), width = self.embeddings, self.vocab_sizes, self.encoder.width
+        if self.share:
+            assert names.shared is not None
+            yield Mapped("embedding.weight", (names.shared,), (target, width))
+        else:
+            yield Mapped("source_embedding.weight", (names.source,), (source, width))
+            yield Mapped("embedding.weight", (names.target,), (target, width))
+        if not self.tie_output:
+            yield Mapped("matrix", (names.output,), (target, width))
+        yield from self.other_parameters()
+
+    def separate(self, folder: Path) -> "Layout":
+        """Return the layout in which embedding matrices are separate if the file has different values.
+
+        transformers 5 does the same, even if config.json ties them: it writes tie_word_embeddings=true for
+        T5 1.1 and mT5, whose output matrix is separate.
+        """
+        names = self.embeddings
+        with open_tensors(folder, convert=_CONVERT) as slices:
+            found = names.find(slices)
+            target = found[names.target]
+            share = self.share and _equal(slices, found[names.source], target)
+            tie_output = self.tie_output and _equal(slices, found[names.output], target)
+        return replace(self, share=share, tie_output=tie_output)
 
     def build(self, dropout: float | None = None) -> Transformer:
         """Build the model. dropout: replaces the config's dropout probability, for training."""
@@ -99,14 +157,11 @@ class Layout:
         parameters = list(self.parameters())
         names = {name for _, theirs, _ in parameters for name in theirs}
         available = {name: file for name, (file, _) in slices.items()}
-        source = {name: name for name in names}
-        for copy, name in self.copies.items():
-            if name in names and name not in slices and copy in slices:
-                source[name] = copy  # the file contains the tensor only under its other name
+        source = {**{name: name for name in names}, **self.embeddings.find(slices)}
         missing = sorted(name for name in names if source[name] not in slices)
         if missing:
             raise ArgumentError(f"The weights in {folder} lack {short_list(missing)}; copy the whole folder.")
-        extra = sorted(slices.keys() - names - self.copies.keys() - self.ignored)
+        extra = sorted(slices.keys() - names - {*self.embeddings} - self.ignored)
         if extra:
             raise ArgumentError(
                 f"The weights in {folder} have {short_list(extra)}, which regard does not support; the "
@@ -121,7 +176,6 @@ class Layout:
             )
             for ours, theirs, shape in parameters
         }
-        self._check_copies(folder, slices, source)
         self._check_positions(folder, slices)
         return tensors
 
@@ -153,21 +207,18 @@ class Layout:
             return tensor[self.position_offset :].clone()
         return tensor.flatten() if ours == "bias" else tensor
 
-    def _check_copies(self, folder: Path, slices: Mapping[str, Any], source: Mapping[str, str]) -> None:
-        """Raise if a copy of a shared tensor differs from the original."""
-        for copy, name in self.copies.items():
-            original = source.get(name)
-            if copy not in slices or original is None or original == copy:
-                continue
-            first, second = (slices[key][0].get_tensor(key) for key in (original, copy))
-            if first.shape != second.shape or not torch.equal(first, second):
-                reason = (
-                    f"but {self.path} ties them; use the config.json and weights of the same model."
-                    if self.tie_output
-                    else "which regard supports only in Marian models with "
-                    "share_encoder_decoder_embeddings=false."
-                )
-                raise ArgumentError(f"{short(copy)} and {short(original)} in {folder} differ, {reason}")
+
+def _equal(slices: Mapping[str, Any], *names: str) -> bool:
+    """Whether two tensors are equal; True if one is missing, which `Layout.load` reports."""
+    if len({*names}) == 1 or not slices.keys() >= {*names}:
+        return True
+    first, second = (slices[name][1] for name in names)
+    shape = first.get_shape()
+    if (shape, first.get_dtype()) != (second.get_shape(), second.get_dtype()):
+        return False
+    size = max(1, math.ceil(shape[0] / _CHUNKS)) if shape else 0
+    parts = [slice(i * size, (i + 1) * size) for i in range(_CHUNKS) if shape and i * size < shape[0]]
+    return all(torch.equal(first[part], second[part]) for part in parts)
 
 
 def attention(ours: str, theirs: str, config: TransformerConfig, names: tuple[str, ...]) -> Iterator[Mapped]:

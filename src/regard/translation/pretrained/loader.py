@@ -1,6 +1,8 @@
 """Load a translator from a folder in Hugging Face format. Nothing is downloaded, and no pickle is read."""
 
 import os
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -80,11 +82,16 @@ def _check_special_tokens(layout: Layout, tokens: TokenizerPair) -> None:
 
 
 def read_pretrained(
-    folder: str | os.PathLike[str], source: str | None = None, target: str | None = None
+    folder: str | os.PathLike[str],
+    source: str | None = None,
+    target: str | None = None,
+    *,
+    embeddings: Mapping[str, bool] | None = None,
 ) -> PretrainedFolder:
     """Read and check everything in a folder except the parameters.
 
     source, target: language codes of a multilingual model.
+    embeddings: the fields `share` and `tie_output` of the layout, if the folder has no parameters.
     """
     path = Path(folder)
     config = Settings.load(path / CONFIG)
@@ -104,6 +111,7 @@ def read_pretrained(
     tokens = family.read_tokens(path, layout, choice)
     _check_special_tokens(layout, tokens)
     config.check_rest(GENERATION_KEYS)
+    layout = layout.separate(path) if embeddings is None else replace(layout, **embeddings)
     contents = PretrainedFolder(path, layout, tokens, choice)
     for tokenizer in tokens:
         tokenizer.origin = contents

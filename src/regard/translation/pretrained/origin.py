@@ -12,17 +12,22 @@ from regard.translation.pretrained.loader import PretrainedFolder, read_pretrain
 from regard.translation.tokens import TokenizerPair
 
 _LANGUAGES = "languages.json"
+_EMBEDDINGS = ("share", "tie_output")  # fields of the layout that depend on the parameters
 _MAX_FILE_BYTES = 1 << 28
 
 
 def write_origin(folder: Path, origin: PretrainedFolder) -> None:
-    """Copy the config and tokenizer files of a pretrained model, and its languages, to FOLDER/pretrained/."""
+    """Copy the config and tokenizer files of a pretrained model to FOLDER/pretrained/.
+
+    languages.json contains its languages, and which embedding matrices its parameters share.
+    """
     path = folder / PRETRAINED
     path.mkdir(exist_ok=True)
     for file in origin.files():
         write_atomic(path / file.name, read_regular(file, _MAX_FILE_BYTES))
     languages = {"source": origin.choice.source, "target": origin.choice.target}
-    write_atomic(path / _LANGUAGES, json.dumps(languages).encode())
+    embeddings = {name: getattr(origin.layout, name) for name in _EMBEDDINGS}
+    write_atomic(path / _LANGUAGES, json.dumps(languages | embeddings).encode())
 
 
 def read_origin(folder: Path) -> PretrainedFolder | None:
@@ -31,7 +36,8 @@ def read_origin(folder: Path) -> PretrainedFolder | None:
     if not path.is_dir():
         return None
     languages = json.loads(read_regular(path / _LANGUAGES, MAX_TEXT_BYTES))
-    return read_pretrained(path, languages.get("source"), languages.get("target"))
+    embeddings = {name: bool(languages[name]) for name in _EMBEDDINGS if name in languages}
+    return read_pretrained(path, languages.get("source"), languages.get("target"), embeddings=embeddings)
 
 
 def build_model(config: ModelConfig, tokens: TokenizerPair) -> Seq2Seq:

@@ -146,12 +146,14 @@ class Settings:
         except ArgumentError as error:
             raise ArgumentError(f"{self.path} is invalid: {error}") from None
 
-    def require(self, name: str, *allowed: Any) -> None:
+    def require(self, name: str, *allowed: Any, cure: str = "") -> None:
         """Raise unless a setting is missing or has one of the allowed values."""
         value = self.get(name)
         if value is not None and value not in allowed:
             expected = " and ".join(map(repr, allowed))
-            raise ArgumentError(f"{self.path} has {name}={short(value)}; regard supports only {expected}.")
+            raise ArgumentError(
+                f"{self.path} has {name}={short(value)}; regard supports only {expected}.{cure}"
+            )
 
     def check_rest(self, inert: Collection[str] = frozenset()) -> None:
         """Raise for a setting that was not read and could change the output, unless it is null or false."""
@@ -177,7 +179,7 @@ def read_generation(folder: Path, config: Settings) -> Settings:
     else:
         settings = Settings.load(path)
     for name, allowed in _NEUTRAL.items():
-        settings.require(name, *allowed)
+        settings.require(name, *allowed, cure=f" To translate without it, remove {name} from the file.")
     for name in _GENERATION_READ:
         settings.get(name)
     settings.check_rest(_GENERATION_INERT)

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from regard.models.layers.blocks import TransformerConfig
-from regard.translation.pretrained.layout import Layout, Mapped, attention, linear, norm
+from regard.translation.pretrained.layout import EmbeddingNames, Layout, Mapped, attention, linear, norm
 from regard.translation.pretrained.settings import Settings
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 STACKS = ("model.encoder.layers.", "model.decoder.layers.")
 SHARED = "model.shared.weight"
+SOURCE, TARGET = (f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder"))
 BIAS = "final_logits_bias"
 
 
@@ -51,7 +52,7 @@ def read_stacks(
 def shared_layout(
     settings: Settings, family: str, encoder: TransformerConfig, decoder: TransformerConfig, **options: Any
 ) -> Layout:
-    """Return the layout of a model whose encoder and decoder share their embeddings.
+    """Return the layout of a model with one vocabulary for source and target.
 
     options: additional fields of `Layout`: output_bias, position_offset and ignored.
     """
@@ -59,9 +60,6 @@ def shared_layout(
     size, width = settings.integer("vocab_size"), encoder.width
 
     def parameters() -> Iterator[Mapped]:
-        yield Mapped("embedding.weight", (SHARED,), (size, width))
-        if not tied:
-            yield Mapped("matrix", ("lm_head.weight",), (size, width))
         if options["output_bias"]:
             yield Mapped("bias", (BIAS,), (1, size))
         for side in ("encoder", "decoder") if encoder.positions == "learned" else ():
@@ -78,9 +76,9 @@ def shared_layout(
         (size, size),
         share=True,
         tie_output=tied,
-        parameters=parameters,
+        embeddings=EmbeddingNames(SOURCE, TARGET, tied, SHARED),
+        other_parameters=parameters,
         stacks=STACKS,
-        copies=copies(tied=tied),
         max_length=encoder.max_positions,
         **options,
     )
@@ -109,9 +107,3 @@ def map_stacks(encoder: TransformerConfig, decoder: TransformerConfig) -> Iterat
     """Yield the parameters of both stacks."""
     yield from map_stack("encoder", encoder, cross=False)
     yield from map_stack("decoder", decoder, cross=True)
-
-
-def copies(*, tied: bool) -> dict[str, str]:
-    """Return the other names of the shared embeddings, including lm_head if it is `tied` to them."""
-    names = ["model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight"]
-    return dict.fromkeys([*names, *(["lm_head.weight"] if tied else [])], SHARED)

@@ -9,7 +9,7 @@ from regard.models.generation import SpecialTokens
 from regard.translation.pretrained.choice import Choice
 from regard.translation.pretrained.families import bart
 from regard.translation.pretrained.languages import find_language
-from regard.translation.pretrained.layout import Layout, Mapped
+from regard.translation.pretrained.layout import EmbeddingNames, Layout, Mapped
 from regard.translation.pretrained.settings import Settings
 from regard.translation.pretrained.tokenizer import (
     SentencePieceTokenizer,
@@ -19,8 +19,6 @@ from regard.translation.pretrained.tokenizer import (
 from regard.translation.tokens import TokenizerPair
 
 FILES = ("source.spm", "target.spm", "vocab.json", "target_vocab.json", "tokenizer_config.json")
-_DECODER = "model.decoder.embed_tokens.weight"
-_ENCODER = "model.encoder.embed_tokens.weight"
 _POSITIONS = frozenset(f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder"))
 
 
@@ -45,20 +43,11 @@ def read_layout(settings: Settings) -> Layout:
             f"{settings.path} has vocab_size={sizes[0]} and decoder_vocab_size={sizes[1]}, but shares the "
             "embeddings; use the config.json that belongs to the weights."
         )
-    width = encoder.width
 
     def parameters() -> Iterator[Mapped]:
-        if share:
-            yield Mapped("embedding.weight", (bart.SHARED,), (size, width))
-        else:
-            yield Mapped("source_embedding.weight", (_ENCODER,), (size, width))
-            yield Mapped("embedding.weight", (_DECODER,), (sizes[1], width))
-        if not tied:
-            yield Mapped("matrix", ("lm_head.weight",), (sizes[1], width))
         yield Mapped("bias", (bart.BIAS,), (1, sizes[1]))
         yield from bart.map_stacks(encoder, decoder)
 
-    copies = bart.copies(tied=tied) if share else {"lm_head.weight": _DECODER} if tied else {}
     return Layout(
         settings.path,
         "pegasus" if pegasus else "marian",
@@ -68,9 +57,9 @@ def read_layout(settings: Settings) -> Layout:
         share=share,
         tie_output=tied,
         output_bias=True,
-        parameters=parameters,
+        embeddings=EmbeddingNames(bart.SOURCE, bart.TARGET, tied, bart.SHARED if share else None),
+        other_parameters=parameters,
         stacks=bart.STACKS,
-        copies=copies,
         ignored=_POSITIONS,
         max_length=encoder.max_positions,
     )
@@ -93,12 +82,14 @@ def read_tokens(folder: Path, layout: Layout, choice: Choice) -> TokenizerPair:
     else:
         choice.check_fixed("source", "source_lang")
         choice.check_fixed("target", "target_lang")
+    end = choice.token("eos_token_id")
     special = SpecialTokens(
         padding=choice.config.integer("pad_token_id", min=0),
         start=choice.token("decoder_start_token_id"),
-        end=choice.token("eos_token_id"),
+        end=end,
         unknown=target["<unk>"],
         source_prefix=prefix,
+        source_suffix=(source.get("</s>", end),),  # with separate vocabularies, not always `end`
         suppressed=choice.suppressed(),
     )
     sides = []

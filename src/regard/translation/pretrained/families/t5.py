@@ -11,7 +11,7 @@ from regard.models.configs import Activation
 from regard.models.generation import SpecialTokens
 from regard.models.layers.blocks import TransformerConfig
 from regard.translation.pretrained.choice import Choice
-from regard.translation.pretrained.layout import Layout, Mapped, attention, linear, norm
+from regard.translation.pretrained.layout import EmbeddingNames, Layout, Mapped, attention, linear, norm
 from regard.translation.pretrained.settings import Settings
 from regard.translation.pretrained.tokenizer import (
     JsonTokenizer,
@@ -23,7 +23,7 @@ from regard.translation.pretrained.tokenizer import (
 from regard.translation.tokens import TokenizerPair
 
 FILES = ("tokenizer.json", "spiece.model", "tokenizer_config.json", "special_tokens_map.json")
-_SHARED = "shared.weight"
+_EMBEDDINGS = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"  # in early T5 files
 _ACTIVATIONS: dict[str, Activation] = {
     "relu": "relu",
@@ -50,7 +50,8 @@ def read_layout(settings: Settings) -> Layout:
         "dense_act_fn", projection.removeprefix("gated-"), *(["gelu_new"] if "gelu" in projection else [])
     )
     tied = settings.flag("tie_word_embeddings", True)
-    scaled = settings.flag("scale_decoder_outputs", tied)
+    # mT5 never scales; since version 5, transformers writes tie_word_embeddings=true for it
+    scaled = settings.flag("scale_decoder_outputs", tied) and settings.get("model_type") != "mt5"
     layers = settings.integer("num_layers", max=1024)
     shared: dict[str, Any] = {
         "width": settings.integer("d_model", max=65_536),
@@ -71,16 +72,12 @@ def read_layout(settings: Settings) -> Layout:
     decoder_layers = settings.integer("num_decoder_layers", layers, max=1024)
     encoder = settings.architecture(layers=layers, **shared)
     decoder = settings.architecture(layers=decoder_layers, **shared)
-    size, width = settings.integer("vocab_size"), encoder.width
+    size = settings.integer("vocab_size")
 
     def parameters() -> Iterator[Mapped]:
-        yield Mapped("embedding.weight", (_SHARED,), (size, width))
-        if not tied:
-            yield Mapped("matrix", ("lm_head.weight",), (size, width))
         yield from _map_stack("encoder", encoder, cross=False)
         yield from _map_stack("decoder", decoder, cross=True)
 
-    copies = dict.fromkeys(("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"), _SHARED)
     return Layout(
         settings.path,
         "t5",
@@ -90,10 +87,10 @@ def read_layout(settings: Settings) -> Layout:
         share=True,
         tie_output=tied,
         output_bias=False,
-        output_scale=width**-0.5 if scaled else 1.0,
-        parameters=parameters,
+        output_scale=encoder.width**-0.5 if scaled else 1.0,
+        embeddings=EmbeddingNames(*_EMBEDDINGS, tied, "shared.weight"),
+        other_parameters=parameters,
         stacks=("encoder.block.", "decoder.block."),
-        copies={**copies, "lm_head.weight": _SHARED} if tied else copies,
         ignored=frozenset({_UNUSED}),
     )
 
