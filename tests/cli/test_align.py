@@ -224,6 +224,10 @@ def test_exchanged_models_are_detected(directed, files, corpus, tmp_path, capsys
         assert "--reverse-model seems to translate SOURCE to TARGET" in capsys.readouterr().err
         run(*arguments(directed[1], directed[1]))
         assert "--model seems to translate TARGET to SOURCE" in capsys.readouterr().err
+    # a single word says little
+    word = PAIRS[0][0].split()[0], PAIRS[0][1].split()[0]
+    run("align", "--text", *word, "--model", directed[1], "--reverse-model", directed[0])
+    assert capsys.readouterr().err == ""
 
 
 def test_untrained_models_are_not_reported(model, reverse, files, capsys):

@@ -100,6 +100,13 @@ class TestOutput:
         assert output.read_text() == "before"
         assert len(list(tmp_path.iterdir())) == 2
 
+    def test_the_input_is_not_replaced(self, model, file, tmp_path, capsys):
+        (tmp_path / "link").symlink_to(file.name)
+        before = file.read_bytes()
+        error = error_of(capsys, "translate", "-m", model, "--file", file, "-o", tmp_path / "link")
+        assert "--file and --output are the same file" in error
+        assert file.read_bytes() == before
+
     def test_a_pipe_is_not_replaced(self, model, tmp_path, capsys):
         os.mkfifo(tmp_path / "pipe")
         assert "is not a regular file; pass another file" in error_of(

@@ -131,3 +131,10 @@ def test_short_training_uses_small_batches():
     assert sizes == sorted(sizes)
     assert (sizes[0], sizes[-1]) == (600, 2500)
     assert 8 * statistics.tokens / sizes[3] == pytest.approx(8000, rel=0.1)
+
+
+@pytest.mark.parametrize(("kind", "fraction"), [("unigram", 0.1), ("bpe", 0.0)])
+def test_subwords_are_sampled_only_with_unigram_tokens(kind, fraction):
+    statistics = CorpusStatistics(pairs=3000, characters=400_000)
+    config = choose_config(statistics, change=lambda config: config.override([f"tokens.kind={kind!r}"]))
+    assert config.training.subword_sampling == fraction

@@ -305,6 +305,7 @@ def test_the_embedded_corpus(corpus, capsys, monkeypatch):
             "--output writes the translations of a single model; got 2 --model",
         ),
         ([*PAIR, "-m", "loud", "--output", "no/x"], "the folder 'no' does not exist"),
+        ([*PAIR, "-m", "loud", "-o", "./reference"], "REFERENCE and --output are the same file"),
         ([*PAIR, "-m", "loud", "--picture", "x.gif"], "Cannot write 'x.gif': use"),
         ([*PAIR, "-m", "loud", "--tokenize", "13b"], "tokenize='13b' is not supported. Choose from '13a'"),
         ([*PAIR, "-m", "loud", "--beam", "0"], "--beam"),

@@ -135,5 +135,20 @@ def test_punctuation_around_a_word_is_not_copied():
     assert [word.text for word in insert_words([], segmentation, {0: ()}, None)] == ["Ωx"]
 
 
+def test_equal_words_replace_different_target_words():
+    tokens = ["Ω", "abc", "und", "Ω", "abc"]
+    segmentation = Segmentation(
+        ["Ωabc", "und", "Ωabc"], [UNKNOWN, 5, 6, UNKNOWN, 5], tokens, [0, 0, 1, 2, 2], {0: "Ω", 3: "Ω"}
+    )
+    for words, text in (
+        (["abc", "and", "abc"], "Ωabc and Ωabc"),
+        (["abc", "and"], "Ωabc and Ωabc"),
+    ):
+        target_words = insert_words(words, segmentation, {0: (), 2: ()}, None)
+        assert " ".join(word.text for word in target_words) == text
+    target_words = insert_words(["abc"], segmentation, {0: ()}, None, {0: 2})  # "abc" is a copy
+    assert " ".join(word.text for word in target_words) == "Ωabc abc"
+
+
 def test_a_word_of_control_characters_is_ignored():
     assert untranslated_words(Segmentation(["\x07"], [UNKNOWN], ["\x07"], [0], {0: "\x07"}), set()) == []

@@ -13,6 +13,7 @@ import typer
 from regard._util.files import short_names
 from regard._util.text import pluralize, printable
 from regard.cli.shared import (
+    check_distinct,
     check_input,
     check_model,
     check_output,
@@ -72,7 +73,7 @@ def evaluate(
             "--model",
             "-m",
             metavar="FOLDER",
-            help="Folder written by regard train. Repeat to compare models.",
+            help="Folder written by regard train, or in Hugging Face format. Repeat to compare models.",
         ),
     ] = None,
     translations: Annotated[
@@ -86,7 +87,7 @@ def evaluate(
         typer.Option(
             metavar="FROM-TO",
             help="Languages of the embedded corpus, or of multilingual models.",
-            show_default=_LANGUAGES,
+            show_default=f"{_LANGUAGES} for the embedded corpus",
         ),
     ] = None,
     tokenize: Annotated[
@@ -123,6 +124,8 @@ def evaluate(
         strategy = Beam(beam)
         check_batch_size(batch)
     _check_corpus(source, reference, languages or _LANGUAGES)
+    if not _is_built_in(source, reference):
+        check_distinct({"SOURCE": source, "REFERENCE": reference}, {"--output": output, "--picture": picture})
     pairs = _pairs(source, reference, languages or _LANGUAGES)
     sources, references = [source for source, _ in pairs], [target for _, target in pairs]
     existing = [list(read_lines(file)) for file in files]

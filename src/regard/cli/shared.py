@@ -6,7 +6,7 @@ import io
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
@@ -142,6 +142,23 @@ def check_output(path: Path | None, option: str = "--output") -> None:
             f"{option} {str(path)!r}: the folder {str(path.parent)!r} does not exist; create it first."
         )
     _check_access(path.parent, os.W_OK, path)
+
+
+def check_distinct(inputs: Mapping[str, str | Path | None], outputs: Mapping[str, str | Path | None]) -> None:
+    """Raise an error if an output file is also an input file or another output file.
+
+    inputs, outputs: paths by option or argument name; None and - are not files.
+    """
+    files = {Path(path).resolve(): name for name, path in inputs.items() if path not in (None, "-")}
+    for name, path in outputs.items():
+        if path is None:
+            continue
+        file = Path(path).resolve()
+        if file in files:
+            raise ArgumentError(
+                f"{files[file]} and {name} are the same file, {str(path)!r}; choose another file for {name}."
+            )
+        files[file] = name
 
 
 def check_picture(path: Path, option: str = "--output") -> None:

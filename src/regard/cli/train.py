@@ -202,7 +202,7 @@ def train(
         _data_option(
             metavar="FROM-TO",
             help="Languages of the embedded corpus, or of a multilingual model given by --from.",
-            show_default=DEFAULT_LANGUAGES,
+            show_default=f"{DEFAULT_LANGUAGES} for the embedded corpus",
         ),
     ] = None,
     epochs: Annotated[
@@ -304,7 +304,7 @@ def _check_files(
         _check_sides(source or "", target)
         if format is not None:
             raise ArgumentError(
-                f"--format {format} applies to one file of pairs, but two files were passed; remove it."
+                f"--format {format} applies to one file of pairs, but two files were passed; remove --format."
             )
     if dev is not None and len(dev) == 2:
         for file in filter(contains_pairs, dev):

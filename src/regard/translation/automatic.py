@@ -82,11 +82,11 @@ def choose_config(
 
     Regularization depends on the number of epochs, because a model that sees each pair only a few times
     cannot overfit: dropout 0.1 below 13 epochs, 0.2 below 25, then 0.3; from 13 epochs on, 10% of the words
-    are split into random subwords. Below 13 epochs, batches are smaller if training would otherwise have
-    fewer than 8,000 updates, and the learning rate is at least 0.0015 up to a width of 256. Training stops
-    early if 6 validations in a row bring no improvement. Recurrent models have one or two layers. The number
-    of epochs that fit into `minutes` is estimated from the speed of a few training steps on random sentences
-    with the changed settings.
+    are split into random subwords, if the tokens are unigrams. Below 13 epochs, batches are smaller if
+    training would otherwise have fewer than 8,000 updates, and the learning rate is at least 0.0015 up to a
+    width of 256. Training stops early if 6 validations in a row bring no improvement. Recurrent models have
+    one or two layers. The number of epochs that fit into `minutes` is estimated from the speed of a few
+    training steps on random sentences with the changed settings.
 
     >>> from regard.translation.automatic import choose_config
     >>> from regard.translation.data.statistics import CorpusStatistics
@@ -105,7 +105,9 @@ def choose_config(
         learning_rate = max(learning_rate, _SHORT_LEARNING_RATE) if row.width <= 256 else learning_rate
     updates = passes * statistics.tokens / batch_tokens
     validations = min(_VALIDATIONS, max(minutes / _MINUTES_PER_VALIDATION, 5)) if minutes else _VALIDATIONS
-    chosen = _resize(base, row, statistics).replace(
+    resized = _resize(base, row, statistics)
+    sampling = not short and change(resized).tokens.kind == "unigram"
+    chosen = resized.replace(
         {
             "model": {"dropout": 0.1 if short else 0.2 if passes < _LONG_EPOCHS else 0.3},
             "training": {
@@ -114,7 +116,7 @@ def choose_config(
                 "warmup": 400 if row.width <= 256 else 4000,
                 "epochs": passes,
                 "minutes": float(minutes or 0),
-                "subword_sampling": 0.0 if short else 0.1,
+                "subword_sampling": 0.1 if sampling else 0.0,
                 "validate_every": max(_MIN_UPDATES, round(updates / validations)),
                 "patience": 6,
             },

@@ -160,8 +160,10 @@ def insert_words(
     positions = {word: at for at, word in copies.items()}  # where copies are, or after which, by source word
     for word in sorted(missing):
         core, known = _core(source, word)
-        if not missing[word] and len(known) >= _MIN_KNOWN and known in words:
-            generated[words.index(known)] = TargetWord(core, copied=word)
+        at = None if missing[word] or len(known) < _MIN_KNOWN else _find_generated(known, generated, copies)
+        if at is not None:
+            generated[at] = TargetWord(core, copied=word)
+            positions[word] = at
         else:
             previous, weight = _preceding_word(word, len(words), len(source.words), missing, weights)
             following = next(other for other in range(word, len(source.words) + 1) if other not in missing)
@@ -176,6 +178,12 @@ def insert_words(
     for number, target_word in enumerate(generated):
         result += [target_word, *inserted.get(number, [])]
     return _move_punctuation(result, source, copies)
+
+
+def _find_generated(text: str, words: Sequence[TargetWord], copies: Mapping[int, int]) -> int | None:
+    """Return the position of the first target word with this text that is not a copy."""
+    free = (at for at, word in enumerate(words) if word.copied is None and at not in copies)
+    return next((at for at in free if words[at].text == text), None)
 
 
 def _move_punctuation(

@@ -77,6 +77,27 @@ def test_brackets_around_an_element_belong_to_its_tags():
     assert translate("(<b>heute</b>) bellt er", [1]) == "(<b>bellt</b>)"  # not translated
 
 
+def test_an_end_tag_without_a_start_tag_follows_its_word():
+    for text in ("<b>Ein <i>Mann</b> geht</i>.", "Er geht</b>.", "</i> Hund </b> bellt</b>!"):
+        assert translate(text, list(range(len(strip_tags(text)[0].split())))) == text
+
+
+def test_brackets_inside_a_word_remain_part_of_it():
+    for text, plain, result in (
+        ("Text<sup>[1]</sup> hier", "Text[1] hier", "<sup>Text[1]</sup> hier"),
+        ("Ein Mann<i>(<b>er</b>)</i>.", "Ein Mann(er).", "Ein <i><b>Mann(er)</b></i>."),
+        ("f(<i>x</i>) = 3", "f(x) = 3", "<i>f(x)</i> = 3"),
+        ("(zwei<b>te</b>) (<b>er</b>)ste", "(zweite) (er)ste", "<b>(zweite)</b> <b>(er)ste</b>"),
+    ):
+        assert strip_tags(text)[0] == plain
+        assert translate(text, list(range(len(plain.split())))) == result
+
+
+def test_punctuation_may_separate_an_end_tag_from_its_bracket():
+    for text in ("“<b>Hund</b>,” (<i>Katze</i>.)", "„*Hund*.“", 'Er lacht <b>laut</b>. "Nein"'):
+        assert translate(text, list(range(len(strip_tags(text)[0].split())))) == text
+
+
 def test_whitespace_and_punctuation_stay_where_they_were():
     for text in (
         "<b> Hund </b> bellt",

@@ -9,7 +9,9 @@ from safetensors.torch import load_file
 import regard
 from regard.errors import ArgumentError
 from regard.translation import Pair, TranslationConfig, train
+from regard.translation.data.statistics import CorpusStatistics
 from regard.translation.training.initialization import InitialModel
+from regard.translation.training.train import _config_choice
 from tests.translation.pretrained.folders import make_m2m_100
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
@@ -66,3 +68,13 @@ def test_a_model_of_regard_is_fine_tuned(tmp_path: Path) -> None:
             config=initial.config(config).override(["model.width=32"]),
             initial=initial,
         )
+
+
+def test_the_default_config_suits_the_vocabulary_of_the_folder(tmp_path: Path) -> None:
+    config = TranslationConfig.preset("tiny").override(
+        ["training.updates=1", "tokens.size=40", "tokens.kind='bpe'", "model.width=16", "model.layers=1"]
+    )
+    train(tmp_path / "first", PAIRS, config=config)
+    choose = _config_choice(None, InitialModel(tmp_path / "first"))
+    chosen = choose(CorpusStatistics(pairs=3000, characters=400_000))
+    assert (chosen.tokens.kind, chosen.training.subword_sampling) == ("bpe", 0)

@@ -265,6 +265,13 @@ def test_a_model_learns(tmp_path):
     assert recorder.reports[-1].learning_rate < recorder.reports[0].learning_rate <= 0.01
 
 
+def test_a_diverged_run_is_reported(tmp_path):
+    recorder = Recorder()
+    settings = ("updates=60", "learning_rate=3", "warmup=40", "max_grad_norm=0", "validate_every=10")
+    small_trainer(tmp_path, small_config("transformer", *settings), callbacks=[recorder]).run()
+    assert sum("Training has diverged" in text for text in recorder.texts) == 1
+
+
 def test_bfloat16_gives_nearly_the_same_loss(tmp_path):
     losses = {}
     for precision in ("float32", "bfloat16"):

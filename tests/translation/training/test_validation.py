@@ -21,6 +21,7 @@ from regard.translation.training import validation
 from regard.translation.training.callbacks import ValidationResult
 from regard.translation.training.validation import (
     DevSet,
+    DivergenceMonitor,
     OverfittingMonitor,
     dev_loss,
     translate_greedy,
@@ -145,3 +146,16 @@ def test_overfitting_is_reported_once_and_only_if_loss_and_bleu_become_worse():
     assert not warnings((2, 10), (2.1, 10.5), (2.2, 11), (2.3, 11.5), (2.4, 12))  # BLEU improves
     assert not warnings((2, 10), (1.9, 8), (1.8, 7), (1.7, 6))  # the loss improves
     assert not warnings((2, 10), (2.001, 9), (2.002, 8), (2.003, 8))  # barely worse
+
+
+def test_divergence_is_reported_once():
+    monitor = DivergenceMonitor(TranslationConfig.preset("tiny"))
+    noisy = [6.5, 4.0, 3.0, 3.5, 2.6, 4.5]  # short reports before a validation are noisy
+    assert [monitor.check(50 * n, loss) for n, loss in enumerate(noisy, 1)] == [None] * len(noisy)
+    assert monitor.check(350, 20.2).startswith("Training has diverged: since update 250,")
+    assert monitor.check(400, 70.0) is None
+
+
+def test_a_small_loss_may_double():
+    monitor = DivergenceMonitor(TranslationConfig.preset("tiny"))
+    assert [monitor.check(50 * n, loss) for n, loss in enumerate([2.0, 0.01, 0.5], 1)] == [None] * 3

@@ -24,7 +24,7 @@ def contradictions(story: str) -> list[str]:
 
 
 def _cast(story: str) -> Iterator[str]:
-    """Yield the characters that were not introduced in the first two sentences."""
+    """Yield a message for each character that was not introduced in the first two sentences."""
     sentences = [sentence.split() for sentence in re.split(r"(?<=[.!?]) ", story)]
     introduced = {word for sentence in sentences[:2] for word in sentence}
     for word in sorted({word for sentence in sentences[2:] for word in sentence} & _CAST - introduced):
@@ -32,7 +32,7 @@ def _cast(story: str) -> Iterator[str]:
 
 
 def _colors(story: str) -> Iterator[str]:
-    """Yield the things that were not introduced, or whose color has changed since their first mention."""
+    """Yield a message for each thing that was not introduced or has changed its color."""
     colors: dict[str, str] = {}
     for match in re.finditer(rf"\b(an?|the|his|her|my|your|new) (?:({_COLOR}) )?({_THING})\b", story):
         article, color, noun = match.groups()
@@ -45,7 +45,7 @@ def _colors(story: str) -> Iterator[str]:
 
 
 def _owners(story: str) -> Iterator[str]:
-    """Yield the things that are held, lost or given away by someone other than their owner."""
+    """Yield a message for each thing that is held, lost or given away by someone other than its owner."""
     owners: dict[str, str] = {}
     last = ""
     pattern = (
@@ -78,7 +78,7 @@ def _owners(story: str) -> Iterator[str]:
 
 
 def _places(story: str) -> Iterator[str]:
-    """Yield the children and things that were not found where they were hidden or put."""
+    """Yield a message for each child or thing that was not found where it was hidden or put."""
     spots = dict(re.findall(rf"({_NAME}) hid ({_SPOT})", story))
     for spot, child in re.findall(rf"looked ({_SPOT}) and found ({_NAME})", story):
         if spots.get(child, "") != spot:
@@ -92,7 +92,7 @@ def _places(story: str) -> Iterator[str]:
 
 
 def _pronouns(story: str) -> Iterator[str]:
-    """Yield the pronouns without an antecedent."""
+    """Yield a message for each pronoun without an antecedent."""
     words, mentioned = story.split(), set()
     for word in words:
         mentioned.add(word)

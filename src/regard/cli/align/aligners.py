@@ -28,6 +28,7 @@ _LEXICAL_BATCH_PAIRS = 10_000
 _BATCH_CELLS = 4_000_000  # source words × target words per batch
 _SCORED_PAIRS = 32  # number of pairs that show which direction a model translates
 _MAX_SCORED_CHARACTERS, _MAX_SCORED_TOKENS = 500, 200  # longer pairs are not scored
+_MIN_SCORED_TOKENS = 10  # in all pairs, source plus target; the scores of a few words say little
 _CLEAR_DIFFERENCE = 1.0  # in log probability per token; about 4 for trained models, 0.1 for untrained ones
 _FEW_PAIRS = 500  # with fewer, the lexical aligner prints a warning
 
@@ -173,7 +174,7 @@ def _check_directions(
 def _prefers_reverse(translator: "Translator", pairs: Sequence[Pair]) -> bool:
     """Return whether the model gives clearly higher probabilities if source and target are exchanged."""
     limit = min(_MAX_SCORED_TOKENS, translator.max_tokens)
-    differences: list[float] = []
+    differences, count = list[float](), 0
     for source, target in pairs:
         if not source.strip() or not target.strip() or max(len(source), len(target)) > _MAX_SCORED_CHARACTERS:
             continue
@@ -182,9 +183,10 @@ def _prefers_reverse(translator: "Translator", pairs: Sequence[Pair]) -> bool:
             continue
         score, reverse_score = _log_probabilities(translator, tokens)
         differences.append(reverse_score - score)
+        count += len(tokens[0][1]) + len(tokens[1][1])
         if len(differences) == _SCORED_PAIRS:
             break
-    return bool(differences) and sum(differences) / len(differences) > _CLEAR_DIFFERENCE
+    return count >= _MIN_SCORED_TOKENS and sum(differences) / len(differences) > _CLEAR_DIFFERENCE
 
 
 def _encode(translator: "Translator", pairs: Sequence[Pair]) -> list[tuple[list[int], list[int]]]:

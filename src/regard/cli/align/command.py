@@ -14,6 +14,7 @@ import typer
 from regard._util.text import pluralize, shorten
 from regard.cli.align.aligners import align_lexically, align_with_attention, align_with_both
 from regard.cli.shared import (
+    check_distinct,
     check_input,
     check_model,
     check_output,
@@ -45,6 +46,7 @@ _head = partial(typer.Option, rich_help_panel="Translation model, instead of the
 _input = partial(typer.Option, rich_help_panel="Input format")
 _format = partial(typer.Option, rich_help_panel="Output format")
 _MIN_PAIRS = 10  # minimum number of pairs for guessing the index base of a gold file
+_SELECTED = "selected during training; guessed for Hugging Face models"
 
 
 def align(
@@ -162,14 +164,14 @@ def align(
     ] = None,
     layer: Annotated[
         int | None,
-        _head(help="Decoder layer, counted from 0; -1 is the last.", show_default="selected during training"),
+        _head(help="Decoder layer, counted from 0; -1 is the last.", show_default=_SELECTED),
     ] = None,
     heads: Annotated[
         str | None,
         _head(
             metavar="N,N",
             help="Heads to average, counted from 0 (-1 is the last), or all.",
-            show_default="selected during training; with --layer, all",
+            show_default=f"{_SELECTED}; with --layer, all",
         ),
     ] = None,
     shift: Annotated[
@@ -177,7 +179,7 @@ def align(
         _head(
             help="Decoding step whose weights align a target word: the step that predicts it (output) or the "
             "next step, which reads it (input).",
-            show_default="selected during training",
+            show_default=_SELECTED,
         ),
     ] = None,
 ) -> None:
@@ -204,7 +206,7 @@ def align(
     _check_aligner(lexical_options, model_options, model, symmetrize, threshold)
     check_output(output)
     check_output(save, "--save")
-    _check_distinct(
+    check_distinct(
         {"SOURCE": None if text else source, "TARGET": None if text else target, "--aligner": aligner}
         | {"--gold": gold},
         {"--save": save, "--output": output},
@@ -290,20 +292,6 @@ def _check_inputs(
         raise ArgumentError(
             "SOURCE and TARGET are both -; pass pairs (source⇥target) on stdin, and omit TARGET."
         )
-
-
-def _check_distinct(inputs: dict[str, str | Path | None], outputs: dict[str, Path | None]) -> None:
-    """Raise an error if an output file is also an input file or another output file."""
-    files = {Path(path).resolve(): name for name, path in inputs.items() if path not in (None, "-")}
-    for name, path in outputs.items():
-        if path is None:
-            continue
-        if path.resolve() in files:
-            raise ArgumentError(
-                f"{files[path.resolve()]} and {name} are the same file, {str(path)!r}; choose another file "
-                f"for {name}."
-            )
-        files[path.resolve()] = name
 
 
 def _check_options(

@@ -16,6 +16,7 @@ from regard.cli.shared import (
     Languages,
     ModelFolder,
     OutputFile,
+    check_distinct,
     check_input,
     check_model,
     check_output,
@@ -79,8 +80,8 @@ def translate(
     matches: Annotated[
         int,
         typer.Option(
-            help="Also print the N most similar training pairs, one per line: # and the similarity, the "
-            "source and the target, separated by tabs."
+            help="Also print the N most similar training pairs, one per line, in three tab-separated "
+            "columns: the similarity (such as # 87%), the source and the target."
         ),
     ] = 0,
     beam: Annotated[
@@ -129,8 +130,8 @@ def translate(
 ) -> None:
     """Translate sentences, a file or stdin, line by line.
 
-    With --n-best, each line starts with the sentence number. Empty lines stay empty. Lines with more
-    sentences than a typical training line are translated sentence by sentence. Numbers, URLs, tags,
+    With --n-best, each output line starts with the number of its input line. Empty lines stay empty. Lines
+    with more sentences than a typical training line are split and translated in parts. Numbers, URLs, tags,
     placeholders, emoji and unknown words are copied. Notes about unusual lines are printed to stderr.
 
     Under torchrun, the lines of --file are divided among the processes. To continue after an
@@ -150,6 +151,7 @@ def translate(
         format, column, file, n_best > 1 or scores or alignment or as_json or matches > 0
     )
     _check_terms(terms, matches)
+    check_distinct({"--file": file, "--terms": terms}, {"--output": output})
     check_model(model)
     with naming(batch_size="--batch"):
         check_batch_size(batch)

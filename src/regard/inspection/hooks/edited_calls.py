@@ -342,7 +342,7 @@ def run_edited(query: Tensor, key: Any, value: Any, options: Options) -> tuple[T
 
 
 def _update_mode() -> None:
-    """Enter the mode only while modules of other libraries are edited, because it disables fast paths."""
+    """Activate the mode only while modules of other libraries are edited: it disables fast paths."""
     own = Attends | nn.MultiheadAttention
     needed = any(not isinstance(module, own) for edits in _THREAD.edits for module in edits)
     if needed and _THREAD.mode is None:

@@ -285,7 +285,7 @@ class PatchSet:
         self._patched_hub = False
 
     def add(self, patch: Callable[[], Patch]) -> None:
-        """Install another patch, which stays until the last thread stops."""
+        """Install another patch until no thread uses the set; do nothing if none does."""
         with self._lock:
             if self._users:
                 self._patches.append(patch())

@@ -208,7 +208,7 @@ class WordEncoder(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} must implement token_vectors(sentences)")
 
     def embed(self, sentences: str | Sequence[str]) -> list[WordVectors]:
-        """Compute word vectors for one or more sentences at each layer, as means of token vectors."""
+        """Compute the word vectors of one or more sentences at each layer: means of token vectors."""
         texts = check_sentences(sentences)
         splits = [split_words(text) for text in texts]
         for i, (text, words) in enumerate(zip(texts, splits, strict=True)):

@@ -189,7 +189,7 @@ def _misaligned(sample: _Sample) -> str | None:
     if wins.mean() < _MIN_WINS and _correlation(lengths) < _MIN_CORRELATION:
         return (
             "Source and target look unrelated: their words and lengths match no better than in "
-            "shuffled lines. Line n of one side must translate line n of the other."
+            "shuffled lines. Line n of one side must be the translation of line n of the other."
         )
     blocks = numpy.array_split(numpy.arange(len(wins)), _BLOCKS)
     good = [
@@ -202,7 +202,7 @@ def _misaligned(sample: _Sample) -> str | None:
     number = sample.pairs[blocks[bad][0]].number
     return (
         f"From about pair {number:,} on, source and target look unrelated. Is a line missing or added on "
-        "one side? Line n of one side must translate line n of the other."
+        "one side? Line n of one side must be the translation of line n of the other."
     )
 
 

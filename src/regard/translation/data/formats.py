@@ -193,7 +193,7 @@ def _from_two(source: str, target: str) -> Iterator[Pair]:
             counts = (line, more) if first is None else (more, line)
             raise ArgumentError(
                 f"{source!r} has {pluralize(counts[0], 'line')}, but {target!r} has {counts[1]:,}. Line n of "
-                "one file must translate line n of the other."
+                "one file must be the translation of line n of the other."
             )
         yield Pair(first, second)
 

@@ -47,7 +47,8 @@ class SourceReader:
 
     tokenizer: the source tokenizer. max_tokens: maximum number of tokens that the model reads at once.
     profile: statistics of the training text.
-    copies: whether the model has learned to copy the unknown token; spans are then replaced by it.
+    copies: whether the model has learned to copy the unknown token; if so, it replaces each span to copy,
+        such as a number or a URL.
 
     >>> from regard.translation import Tokenizer
     >>> from regard.translation.text.profile import TextProfile

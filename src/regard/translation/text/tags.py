@@ -2,7 +2,7 @@
 # ruff: noqa: SIM905 (words are easier to read without quotes)
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -74,7 +74,8 @@ class Tag(NamedTuple):
     encloses_punctuation: whether it follows punctuation, or no text follows it.
     pair: n for the start tag and −n for the end tag of the nth Markdown element; 0 for other tags. Brackets
         and quotes directly around an element or its content, as in (<b>Mann</b>), are also such a pair.
-    in_brackets: whether it directly follows an opening bracket; for an end tag, precedes a closing bracket.
+    in_brackets: whether it directly follows an opening bracket; for an end tag, whether it precedes a closing
+        bracket, perhaps with punctuation in between. False if the element starts or ends inside a word.
     """
 
     text: str
@@ -149,20 +150,35 @@ def strip_tags(text: str) -> tuple[str, list[Tag]]:
         tags.append(tag)
     stripped = "".join([*plain, text[last:]])
     end = len(stripped.rstrip())
+    in_brackets = _tags_in_brackets(tags, stripped)
     return stripped, [
         tag._replace(
             encloses_punctuation=tag.encloses_punctuation or tag.position >= end,
-            in_brackets=_is_in_brackets(tag, stripped),
+            in_brackets=number in in_brackets,
         )
-        for tag in tags
+        for number, tag in enumerate(tags)
     ]
 
 
-def _is_in_brackets(tag: Tag, text: str) -> bool:
-    """Return the value of `Tag.in_brackets`. text: the text without tags."""
-    if tag.closes:
-        return text[tag.position : tag.position + 1] in tuple(_CLOSING)
-    return text[max(tag.position - 1, 0) : tag.position] in tuple(_OPENING)
+def _tags_in_brackets(tags: Sequence[Tag], text: str) -> set[int]:
+    """Return the numbers of the tags in brackets: see `Tag.in_brackets`. text: the text without tags."""
+    result, inside_word = set[int](), set[int]()
+    for number, tag in enumerate(tags):
+        before, after = text[: tag.position], text[tag.position :]
+        if tag.closes:
+            rest = after.lstrip(_PUNCTUATION + _CLOSING)[:1]
+            in_brackets = after.lstrip(_PUNCTUATION)[:1] in tuple(_CLOSING)
+        else:
+            rest = before.rstrip(_OPENING)[-1:]
+            in_brackets = before[-1:] in tuple(_OPENING)
+        if rest and not rest.isspace():
+            inside_word.add(number)
+        elif in_brackets:
+            result.add(number)
+    for ends in _pair_tags(tags).items():
+        if not inside_word.isdisjoint(ends):  # the tags enclose the whole word, with its brackets
+            result -= {*ends}
+    return result
 
 
 def _find_tags(text: str) -> list[tuple[int, int, int]]:
@@ -197,6 +213,7 @@ def _add_brackets(text: str, tags: list[tuple[int, int, int]]) -> list[tuple[int
     elements = [Tag(text[start:stop], start, pair=pair) for start, stop, pair in tags]
     end_of = _pair_tags(elements) | {i: i for i, tag in enumerate(elements) if tag.stands_alone}
     taken = {at for start, stop, _ in tags for at in range(start, stop)}
+    visible = _hide_tags(text, tags)
     number = max((pair for *_, pair in tags), default=0)
     result = list(tags)
     for first, last in sorted(end_of.items(), key=lambda ends: ends[0] - ends[1]):  # inner elements first
@@ -207,9 +224,11 @@ def _add_brackets(text: str, tags: list[tuple[int, int, int]]) -> list[tuple[int
                 break
             brackets.append((before, after))
             before, after = before - 1, after + 1
-        if brackets and not _is_separate(text, brackets[-1], taken):
+        if brackets and not _is_separate(visible, *brackets[-1]):
             brackets = []
-        for start, stop in (*brackets, *_inner_brackets(text, tags[first][1], tags[last][0] - 1)):
+        inner = _inner_brackets(text, tags[first][1], tags[last][0] - 1)
+        brackets += [ends for ends in inner if _is_separate(visible, *ends)]
+        for start, stop in brackets:
             if taken.isdisjoint((start, stop)):
                 number += 1
                 result += [(start, start + 1, number), (stop, stop + 1, -number)]
@@ -228,10 +247,23 @@ def _inner_brackets(text: str, start: int, stop: int) -> list[tuple[int, int]]:
     return [] if any(mark in text[start + 1 : stop] for mark in marks) else [(start, stop)]
 
 
-def _is_separate(text: str, brackets: tuple[int, int], tags: Collection[int]) -> bool:
-    """Return whether brackets do not touch a letter or digit, except as part of a tag."""
-    outside = brackets[0] - 1, brackets[1] + 1
-    return not any(0 <= at < len(text) and at not in tags and text[at].isalnum() for at in outside)
+def _hide_tags(text: str, tags: Sequence[tuple[int, int, int]]) -> str:
+    """Replace the characters of tags with "\0", or with spaces if they separate words."""
+    parts, last = [], 0
+    for start, stop, pair in tags:
+        separates = Tag(text[start:stop], start, pair=pair).name in _SEPARATORS
+        parts += [text[last:start], (" " if separates else "\0") * (stop - start)]
+        last = stop
+    return "".join([*parts, text[last:]])
+
+
+def _is_separate(visible: str, start: int, stop: int) -> bool:
+    """Return whether the brackets at `start` and `stop` do not touch a letter or digit.
+
+    visible: result of `_hide_tags`.
+    """
+    before, after = visible[:start].rstrip("\0")[-1:], visible[stop + 1 :].lstrip("\0")[:1]
+    return not before.isalnum() and not after.isalnum()
 
 
 def place_tags(
@@ -254,12 +286,13 @@ def place_tags(
     """
     best = _best_sources(len(source), targets, weights)
     end_of = _pair_tags(tags)
+    ends = set(end_of.values())
     positions = [0] * len(tags)
     for number, tag in enumerate(tags):
         first = words_before(tag, source)
         if number in end_of:
             end = end_of[number]
-            stop = sum(start < tags[end].position for start, _ in source)
+            stop = _words_started(tags[end], source)
             rows = [row for row, word in enumerate(best) if first <= word < stop]
             before = _target_words_before(first, best)
             inside_pair = number > 0 and tags[number - 1].pair and end_of.get(number - 1) == end + 1
@@ -267,14 +300,22 @@ def place_tags(
                 rows = [min(before, targets - 1)]  # an empty ** ** would be parsed as different Markdown
             positions[number] = min(rows, default=before)
             positions[end] = max(rows, default=before - 1) + 1
-        elif number not in end_of.values():
-            positions[number] = _target_words_before(first, best)
+        elif number not in ends:
+            # an end tag follows the word that it is attached to, even before punctuation
+            positions[number] = _target_words_before(
+                _words_started(tag, source) if tag.closes else first, best
+            )
     return list(accumulate(positions, max))
 
 
 def words_before(tag: Tag, source: Sequence[tuple[int, int]]) -> int:
     """Return the number of source words that end before a tag. source: see `place_tags`."""
     return next((i for i, (_, stop) in enumerate(source) if stop > tag.position), len(source))
+
+
+def _words_started(tag: Tag, source: Sequence[tuple[int, int]]) -> int:
+    """Return the number of source words that start before a tag. source: see `place_tags`."""
+    return sum(start < tag.position for start, _ in source)
 
 
 def _best_sources(sources: int, targets: int, weights: "Tensor | None") -> list[int]:
@@ -288,10 +329,10 @@ def _pair_tags(tags: Sequence[Tag]) -> dict[int, int]:
     """Return the end tag of each start tag that has one."""
     end_of: dict[int, int] = {}
     opened: list[int] = []
+    names = [tag.name for tag in tags]
     for number, tag in enumerate(tags):
-        match = next(
-            (start for start in reversed(opened) if tag.closes and tags[start].name == tag.name), None
-        )
+        candidates = reversed(opened) if tag.closes else ()
+        match = next((start for start in candidates if names[start] == names[number]), None)
         if match is not None:
             end_of[match] = number
             opened = opened[: opened.index(match)]

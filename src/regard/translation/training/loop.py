@@ -41,7 +41,7 @@ from regard.translation.training.optimization import (
 from regard.translation.training.precision import TOKENS, autocast, choose_precision
 from regard.translation.training.preparation import TrainingData
 from regard.translation.training.timing import TIMED_BATCHES, RunningStats, format_minutes, measure_speed
-from regard.translation.training.validation import DevSet, OverfittingMonitor, validate
+from regard.translation.training.validation import DevSet, DivergenceMonitor, OverfittingMonitor, validate
 
 _REPORT_EVERY = 50  # updates between reports
 _MAX_SILENCE = 30.0  # maximum seconds between reports
@@ -142,7 +142,8 @@ class Trainer:
         # several epochs if the corpus is tiny: otherwise validation would take longer than training
         self.period = self.epoch_updates * -(-_MIN_PERIOD // self.epoch_updates)
         self.dev = DevSet.from_pairs(data.dev, tokens)
-        self.progress, self.monitor = Progress(), OverfittingMonitor(config)
+        self.progress = Progress()
+        self.overfitting, self.divergence = OverfittingMonitor(config), DivergenceMonitor(config)
         self._stop, self._signal = False, 0
         self._precision = "float32"
 
@@ -281,7 +282,10 @@ class Trainer:
             last = progress.step >= self.steps
             validate_now = self._due(training.validate_every) or last
             if progress.step % _REPORT_EVERY == 0 or validate_now or silent:
-                self.callbacks.on_report(self._report(stats))
+                report = self._report(stats)
+                self.callbacks.on_report(report)
+                if advice := self.divergence.check(report.step, report.loss):
+                    self.callbacks.on_message(advice)
             if validate_now:
                 with stats.validation():
                     self._validate()
@@ -367,7 +371,7 @@ class Trainer:
         if best:
             candidate.keep()
         self.callbacks.on_validation(result._replace(best=best))
-        if advice := self.monitor.check(result):
+        if advice := self.overfitting.check(result):
             self.callbacks.on_message(advice)
         return value
 

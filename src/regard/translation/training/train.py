@@ -271,7 +271,7 @@ def _config_choice(
         return config or choose_config
 
     def choose(statistics: CorpusStatistics) -> TranslationConfig:
-        chosen = initial.config(choose_config(statistics)) if config is None else config(statistics)
+        chosen = choose_config(statistics, change=initial.config) if config is None else config(statistics)
         initial.check(chosen)
         return chosen
 

@@ -1,4 +1,4 @@
-"""Validation during training: token loss, BLEU, exact match, a sample translation, overfitting."""
+"""Validation during training: token loss, BLEU, a sample; warnings of overfitting and divergence."""
 
 import math
 from collections.abc import Sequence
@@ -31,6 +31,7 @@ _MAX_TRANSLATED = 1000  # maximum number of validation sentences to translate
 _WORSE = 3  # validations in a row without a lower loss
 _RISE = 0.02  # minimum relative increase in validation loss
 _FALL = 1.0  # minimum decrease in BLEU
+_DIVERGED = 2.0  # training has diverged if its loss exceeds its minimum by this factor, and by 1
 
 
 class DevSet(NamedTuple):
@@ -141,4 +142,36 @@ class OverfittingMonitor:
             f"{best.loss:.3f} to {result.loss:.3f} and BLEU has\nfallen from {self._highest:.1f} to "
             f"{result.bleu:.1f}. The best model is kept, so you can stop now (Ctrl-C). To improve it, add "
             f"text, or\ntrain a new model with {cure}fewer updates."
+        )
+
+
+class DivergenceMonitor:
+    """Detects a training run that has diverged, from the training losses of its reports.
+
+    >>> from regard.translation import TranslationConfig
+    >>> from regard.translation.training.validation import DivergenceMonitor
+    >>> monitor = DivergenceMonitor(TranslationConfig.preset("tiny"))
+    >>> for step, loss in [(50, 6.5), (100, 3.3), (150, 20.2)]:
+    ...     advice = monitor.check(step, loss)
+    >>> print(advice)
+    Training has diverged: since update 100, the loss has risen from 3.300 to 20.200. The best model is kept.
+    Stop now (Ctrl-C) and train again with training.learning_rate=0.001 instead of 0.002.
+    """
+
+    def __init__(self, config: TranslationConfig) -> None:
+        self._config, self._done = config, False
+        self._step, self._lowest = 0, math.inf
+
+    def check(self, step: int, loss: float) -> str | None:
+        """Return a warning when divergence is first detected; None otherwise."""
+        if loss < self._lowest:
+            self._step, self._lowest = step, loss
+        if self._done or loss < max(_DIVERGED * self._lowest, self._lowest + 1):
+            return None
+        self._done = True
+        rate = self._config.training.learning_rate
+        return (
+            f"Training has diverged: since update {self._step:,}, the loss has risen from {self._lowest:.3f} "
+            f"to {loss:.3f}. The best model is kept.\nStop now (Ctrl-C) and train again with "
+            f"training.learning_rate={rate / 2:g} instead of {rate:g}."
         )

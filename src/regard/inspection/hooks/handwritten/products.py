@@ -219,7 +219,7 @@ def values(operation: Operation, node: Softmaxed) -> Values | None:
 
 
 def _matmul_values(operation: Operation, node: Softmaxed) -> Values | None:
-    """Return the values of a matrix product: weights · value, or (valueᵀ · weightsᵀ)ᵀ."""
+    """Return the values of a matrix product: weights · value, or valueᵀ · weightsᵀ if transposed."""
     if operation.name not in ("matmul", "__matmul__", "__rmatmul__", "bmm", "mm"):
         return None
     first, second = operation.args[0], operation.argument(1, "mat2", operation.kwargs.get("other"))
