@@ -7,7 +7,7 @@ import typer
 
 from regard.cli.shared import check_folder, naming, parse_languages
 from regard.translation.config import Model
-from regard.translation.training.optimization import TrainingConfig
+from regard.translation.training.training_config import TrainingConfig
 
 
 def demo(

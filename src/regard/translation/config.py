@@ -20,7 +20,7 @@ from regard.models.configs import Activation, AttentionKind, Cell, Norm, Recurre
 from regard.models.layers.positions import KINDS, Positions
 from regard.translation import tokens as vocabulary
 from regard.translation.long_lines import max_translation_tokens
-from regard.translation.training.optimization import TrainingConfig
+from regard.translation.training.training_config import TrainingConfig
 
 if TYPE_CHECKING:
     from regard.models.seq2seq import Seq2Seq

@@ -24,7 +24,7 @@ from regard.translation.training.checkpoint import Checkpoint
 from regard.translation.training.distributed.rendezvous import first_sentence
 from regard.translation.training.loop import Progress
 from regard.translation.training.objective import Objective
-from regard.translation.training.optimization import dropout_seed
+from regard.translation.training.training_config import dropout_seed
 from tests.translation.folders import content, no_file_larger_than
 from tests.translation.killing import train_killed
 from tests.translation.small import (

@@ -32,15 +32,15 @@ from regard.translation.training.distributed.rendezvous import first_sentence, i
 from regard.translation.training.distributed.world import Candidate, World
 from regard.translation.training.initialization import load_initial
 from regard.translation.training.objective import Objective
-from regard.translation.training.optimization import (
+from regard.translation.training.precision import TOKENS, autocast, choose_precision
+from regard.translation.training.preparation import TrainingData
+from regard.translation.training.timing import TIMED_BATCHES, RunningStats, format_minutes, measure_speed
+from regard.translation.training.training_config import (
     Precision,
     create_optimizer,
     dropout_seed,
     learning_rate,
 )
-from regard.translation.training.precision import TOKENS, autocast, choose_precision
-from regard.translation.training.preparation import TrainingData
-from regard.translation.training.timing import TIMED_BATCHES, RunningStats, format_minutes, measure_speed
 from regard.translation.training.validation import DevSet, DivergenceMonitor, OverfittingMonitor, validate
 
 _REPORT_EVERY = 50  # updates between reports

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from regard.models.seq2seq import Seq2Seq
 from regard.translation.alignment.guided_loss import default_guided_head, guide_head
 from regard.translation.data.batches import Batch
-from regard.translation.training.optimization import TrainingConfig
+from regard.translation.training.training_config import TrainingConfig
 
 
 class Objective(nn.Module):

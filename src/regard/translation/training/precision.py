@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from regard.models.inference.quantization import runs_bfloat16
-from regard.translation.training.optimization import Precision
+from regard.translation.training.training_config import Precision
 
 MIN_SPEEDUP = 1.15  # a smaller speedup does not justify the coarser rounding of bfloat16
 TOKENS = 1024  # maximum number of tokens in a timed training step

@@ -10,8 +10,8 @@ import torch
 from regard.models.inference.quantization import runs_bfloat16
 from regard.models.packed import Packed
 from regard.translation.config import TranslationConfig
-from regard.translation.training.optimization import Precision, create_optimizer
 from regard.translation.training.precision import PRECISIONS, autocast, time_steps
+from regard.translation.training.training_config import Precision, create_optimizer
 
 _WINDOW = 60.0  # seconds of training over which the recent speed is measured
 _MIN_UPDATES = 10  # minimum number of updates in this measurement

@@ -42,8 +42,8 @@ from regard.translation.training.initialization import InitialModel
 from regard.translation.training.logs import CsvLog, SampleLog, TensorBoardLog
 from regard.translation.training.loop import Trainer, TrainingResult
 from regard.translation.training.model_card import write_model_card
-from regard.translation.training.optimization import TrainingConfig
 from regard.translation.training.preparation import ConfigChoice, TrainingData, load_data, prepare_with
+from regard.translation.training.training_config import TrainingConfig
 
 _CALIBRATED = 200  # number of validation sentences to translate for calibrating the scores
 

@@ -110,7 +110,7 @@ def create_optimizer(config: TrainingConfig, parameters: "Iterable[nn.Parameter]
 def learning_rate(config: TrainingConfig, step: int, steps: int) -> float:
     """Return the learning rate for update `step`, counted from 0: linear warmup, then the schedule.
 
-    >>> from regard.translation.training.optimization import TrainingConfig, learning_rate
+    >>> from regard.translation.training.training_config import TrainingConfig, learning_rate
     >>> config = TrainingConfig(learning_rate=1.0, warmup=2, schedule="inverse-sqrt")
     >>> [round(learning_rate(config, step, 8), 2) for step in range(8)]
     [0.5, 1.0, 0.82, 0.71, 0.63, 0.58, 0.53, 0.5]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.translation.training.optimization import TrainingConfig, learning_rate
+from regard.translation.training.training_config import TrainingConfig, learning_rate
 
 schedules = st.sampled_from(["cosine", "inverse-sqrt", "constant"])
 settings = st.tuples(schedules, st.integers(0, 60), st.integers(1, 100), st.floats(1e-6, 10))
