@@ -48,6 +48,7 @@ from regard.translation import (
     read_pairs,
 )
 from regard.translation.alignment.alignment import Alignment, segment_pairs
+from regard.translation.alignment.lexical_alignment import LexicalAlignment
 from regard.translation.alignment.links import (
     Links,
     SymmetrizationMethod,
@@ -60,7 +61,8 @@ from regard.translation.tokens import Segmentation
 
 Array = NDArray[np.floating]
 Pairs = Sequence[tuple[str, str]]
-Directions = list[tuple[Links, Links]]  # links source → target and target → source, for each pair
+# for each pair: links source → target and target → source, or an alignment that combines them itself
+Directions = Sequence[tuple[Links, Links] | LexicalAlignment]
 
 METHODS: tuple[SymmetrizationMethod, ...] = ("intersection", "grow-diag-final-and")
 BOOKS = {"greek": range(40, 45), "greek-letters": range(45, 67)}
@@ -147,16 +149,21 @@ def read_sets(folder: Path | None, names: Sequence[str] | None) -> Iterator[Gold
 
 def rate(gold_set: GoldSet, links: Directions, method: SymmetrizationMethod) -> str:
     """Format the error rates of the links in both directions."""
-    predicted = [gold_set.counted(i, symmetrize(*both, method)) for i, both in enumerate(links)]
+    predicted = [gold_set.counted(i, combine(both, method)) for i, both in enumerate(links)]
     rates = error_rate(predicted, gold_set.gold)
     return f"{100 * rates.aer:.1f} ({100 * rates.precision:.1f}, {100 * rates.recall:.1f})"
+
+
+def combine(both: tuple[Links, Links] | LexicalAlignment, method: SymmetrizationMethod) -> Links:
+    """Combine the links of both directions."""
+    return both.links(method) if isinstance(both, LexicalAlignment) else symmetrize(*both, method)
 
 
 def align_lexically(pairs: Pairs, threshold: float | None = None) -> Directions:
     """Align with regard's lexical aligner; with a threshold, both directions have the same links."""
     alignments = LexicalAligner.learn(pairs).align(pairs)
     if threshold is None:
-        return [alignment.best_links() for alignment in alignments]
+        return alignments
     return [(links, links) for links in (alignment.links(threshold=threshold) for alignment in alignments)]
 
 

@@ -209,7 +209,7 @@ def test_underscore_names_of_another_package_are_found():
     matrix = "class Weights:\n    def _part(self): ...\n    def read(self): return self._part()"
     assert private_uses(
         {
-            "regard.mechanism.weights.matrix": matrix,
+            "regard.mechanism.weights.weights": matrix,
             "regard.mechanism.weights.rollout": "weights._part()",
             "regard.models.loss": "from regard._util import files\nx._replace(y=1)\nself._own = self._own",
             "regard.app.protocol": "from regard.mechanism.sdpa import _mask, attention\nweights._part()",

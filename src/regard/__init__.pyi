@@ -62,11 +62,11 @@ from regard.mechanism.scores import General as General
 from regard.mechanism.scores import ScaledDot as ScaledDot
 from regard.mechanism.scores import Score as Score
 from regard.mechanism.sdpa import scaled_dot_product_attention as scaled_dot_product_attention
-from regard.mechanism.weights.matrix import Weights as Weights
 from regard.mechanism.weights.rollout import rollout as rollout
 from regard.mechanism.weights.spectrum import SVD as SVD
 from regard.mechanism.weights.tiled_matrix import TopK as TopK
 from regard.mechanism.weights.transpose import TransposedWeights as TransposedWeights
+from regard.mechanism.weights.weights import Weights as Weights
 from regard.models.encoders.pretrained import load_encoder as load_encoder
 from regard.models.layers.positions.alibi import ALiBi as ALiBi
 from regard.models.layers.positions.t5 import T5Bias as T5Bias

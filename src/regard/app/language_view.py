@@ -8,7 +8,7 @@ from regard._util.checks import check_sentences
 from regard._util.text import shorten
 from regard.app.view_model import ViewModel
 from regard.inspection.layer_view import InputView, LayerView, TextView
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 from regard.models.layers.attention import watch_layers
 from regard.models.layers.dropout import eval_mode
 from regard.models.packed import Packed

@@ -19,7 +19,7 @@ from regard.errors import ArgumentError
 from regard.inspection.calls.capture import CapturedCall
 from regard.mechanism.operator import attend
 from regard.mechanism.scores import ScaledDot
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 from regard.models.encoders.pretrained import PretrainedEncoder
 from regard.models.encoders.static import StaticEncoder
 from regard.models.encoders.words import split_words

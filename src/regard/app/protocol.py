@@ -17,7 +17,7 @@ from regard._util.text import pluralize
 from regard.app.weight_computation import WeightComputation, weight_computation
 from regard.errors import ArgumentError
 from regard.inspection.layer_view import Floats, LayerView, as_floats
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 
 _MAX_CELLS = 2**22  # maximum size of a tile, over all heads
 _CACHE_SIZE = 64  # cached answers per layer

@@ -28,7 +28,7 @@ from regard.app.view_model import ViewModel, join_notes
 from regard.app.weight_computation import formula
 from regard.errors import ArgumentError, DTypeError
 from regard.inspection.layer_view import Floats, InputView, LayerView, as_floats
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 
 EXTENSIONS = (".html", ".htm")
 # side lengths of a pooled matrix; the largest that fits is used

@@ -33,7 +33,7 @@ from regard.inspection.layer_view import (
 )
 from regard.inspection.layers import layer_label
 from regard.inspection.recordings.recording import Seen
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 from regard.models.encoders.base import WordEncoder
 from regard.models.layers.attention import Attends, is_cross_attention, watch_layers
 from regard.models.seq2seq import Seq2Seq

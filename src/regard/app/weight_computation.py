@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from regard.mechanism import reference
 from regard.mechanism.normalizers import Entmax, Hard, Mean, Normalizer, Relu, Sigmoid, Softmax, Softmax1
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 
 
 class WeightComputation(Struct, kw_only=True):

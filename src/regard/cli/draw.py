@@ -203,7 +203,7 @@ def _check_options(kind: str, options: list[str]) -> None:
 
 
 def _draw_file(path: Path, head: int | None, output: Path, style: dict[str, Any]) -> str:
-    from regard.mechanism.weights.matrix import Weights
+    from regard.mechanism.weights.weights import Weights
     from regard.plot.heatmaps import draw_weights
 
     weights = Weights.load(path)

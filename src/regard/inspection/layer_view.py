@@ -15,7 +15,7 @@ from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.inspection.calls.windows import WINDOW_WEIGHTS
 from regard.inspection.measures.head_meters import has_heads
 from regard.inspection.measures.head_statistics import HeadStatistics, head_statistics
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 
 LayerKind = Literal["self", "cross", "words"]
 Floats = NDArray[np.float32]

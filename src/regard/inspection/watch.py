@@ -22,7 +22,7 @@ from regard.inspection.recordings.recording import Seen
 from regard.inspection.recordings.texts import CallTokens, RecordedTexts, call_tokens
 from regard.inspection.unrecorded import OTHER_THREAD, CallHook, UnrecordedModules, nothing_recorded
 from regard.mechanism.torch_state import transformed
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 from regard.models.layers.attention import watch_layers
 
 _NOT_JOINED = (

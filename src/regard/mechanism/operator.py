@@ -39,7 +39,7 @@ from regard.mechanism.normalizers import BUILT_IN_TYPES, Normalizer, Sink, Softm
 from regard.mechanism.quantized import Quantized, dequantize
 from regard.mechanism.scores import Dot, ScaledDot, Score, ScoreFunction
 from regard.mechanism.torch_state import plain_cpu
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 
 _TENSOR_TYPES = {Tensor, nn.Parameter}
 _MASKS = {type(None), Causal, Window, Documents, Padding}  # immutable and hashable

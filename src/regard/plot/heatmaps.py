@@ -20,7 +20,7 @@ from regard.mechanism.biases import RelativeBias
 from regard.mechanism.masks.algebra import Mask, as_mask
 from regard.mechanism.normalizers import Sigmoid
 from regard.mechanism.operator import attend
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 from regard.models.layers.position_encoding import PositionEncoding
 from regard.plot.curves import draw_by_distance
 from regard.plot.grids import (

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard._util.text import pluralize, type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.inspection.layer_view import pool_dense
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 from regard.plot.grids import MAX_PANELS, Panel
 
 MAX_CELLS = 512  # maximum side of a matrix; larger matrices are drawn as block means

@@ -26,6 +26,8 @@ _SHORT_EPOCHS, _SHORT_LEARNING_RATE = 13, 1.5e-3  # a run with fewer epochs is s
 _LONG_EPOCHS = 25  # a run with at least as many epochs needs more dropout
 _MAX_LENGTH = 100  # tokens in the longest sentence of a speed measurement
 _MIN_EPOCHS = 4  # if fewer epochs fit into the available time, a smaller model learns more
+_GUIDED_WEIGHT = 0.3
+_MAX_GUIDED_TOKENS = 10_000_000  # with more text, aligning it takes minutes
 _TRAINING = 0.9  # fraction of the available time that is not spent in validation and preparation
 
 
@@ -35,21 +37,21 @@ class _Row(NamedTuple):
     max_tokens: float
     layers: int
     width: int
+    heads: int  # a power of two, so that --set model.width=256 alone is valid for every row
     vocabulary: int  # maximum size
     batch_tokens: int
     learning_rate: float
     epochs: int
 
 
-# Each attention head has 32 dimensions.
 _TABLE = (
-    #    tokens, layers, width, vocabulary, batch, learning rate, epochs
-    _Row(200_000, 2, 128, 4000, 1500, 2e-3, 40),
-    _Row(500_000, 3, 192, 4000, 2000, 1.5e-3, 30),
-    _Row(2_000_000, 3, 256, 4000, 2500, 1e-3, 20),
-    _Row(10_000_000, 3, 256, 8000, 4000, 1e-3, 12),
-    _Row(100_000_000, 6, 512, 16_000, 8000, 7e-4, 8),
-    _Row(float("inf"), 6, 512, 32_000, 16_000, 7e-4, 4),
+    #    tokens, layers, width, heads, vocabulary, batch, learning rate, epochs
+    _Row(200_000, 2, 128, 4, 4000, 1500, 2e-3, 40),
+    _Row(500_000, 3, 192, 4, 4000, 2000, 1.5e-3, 30),
+    _Row(2_000_000, 3, 192, 4, 4000, 1250, 2e-3, 20),
+    _Row(10_000_000, 3, 256, 8, 8000, 4000, 1e-3, 12),
+    _Row(100_000_000, 6, 512, 16, 16_000, 8000, 7e-4, 8),
+    _Row(float("inf"), 6, 512, 16, 32_000, 16_000, 7e-4, 4),
 )
 _SMALLEST = 2  # index of the smallest row to use if time is short
 
@@ -71,22 +73,24 @@ def choose_config(
     `train` uses this function by default; to change some settings, pass
     `config=lambda statistics: choose_config(statistics, change=…)`.
 
-    | tokens | layers | width | vocabulary | batch | learning rate | epochs |
-    |---|---|---|---|---|---|---|
-    | up to 200,000 | 2 | 128 | tokens / 45 | 1,500 | 0.002 | 40 |
-    | up to 500,000 | 3 | 192 | 4,000 | 2,000 | 0.0015 | 30 |
-    | up to 2 million | 3 | 256 | 4,000 | 2,500 | 0.001 | 20 |
-    | up to 10 million | 3 | 256 | 8,000 | 4,000 | 0.001 | 12 |
-    | up to 100 million | 6 | 512 | 16,000 | 8,000 | 0.0007 | 8 |
-    | more | 6 | 512 | 32,000 | 16,000 | 0.0007 | 4 |
+    | tokens | layers | width | heads | vocabulary | batch | learning rate | epochs |
+    |---|---|---|---|---|---|---|---|
+    | up to 200,000 | 2 | 128 | 4 | tokens / 45 | 1,500 | 0.002 | 40 |
+    | up to 500,000 | 3 | 192 | 4 | 4,000 | 2,000 | 0.0015 | 30 |
+    | up to 2 million | 3 | 192 | 4 | 4,000 | 1,250 | 0.002 | 20 |
+    | up to 10 million | 3 | 256 | 8 | 8,000 | 4,000 | 0.001 | 12 |
+    | up to 100 million | 6 | 512 | 16 | 16,000 | 8,000 | 0.0007 | 8 |
+    | more | 6 | 512 | 16 | 32,000 | 16,000 | 0.0007 | 4 |
 
     Regularization depends on the number of epochs, because a model that sees each pair only a few times
     cannot overfit: dropout 0.1 below 13 epochs, 0.2 below 25, then 0.3; from 13 epochs on, 10% of the words
     are split into random subwords, if the tokens are unigrams. Below 13 epochs, batches are smaller if
     training would otherwise have fewer than 8,000 updates, and the learning rate is at least 0.0015 up to a
-    width of 256. Training stops early if 6 validations in a row bring no improvement. Recurrent models have
-    one or two layers. The number of epochs that fit into `minutes` is estimated from the speed of a few
-    training steps on random sentences with the changed settings.
+    width of 256. Up to 10 million tokens, one head of a Transformer learns to attend to the words that the
+    lexical aligner links (guided alignment, Garg et al. 2019). Training stops early if 6 validations in a
+    row bring no improvement. Recurrent models have one or two layers. The number of epochs that fit into
+    `minutes` is estimated from the speed of a few training steps on random sentences with the changed
+    settings.
 
     >>> from regard.translation.automatic import choose_config
     >>> from regard.translation.data.statistics import CorpusStatistics
@@ -106,7 +110,9 @@ def choose_config(
     updates = passes * statistics.tokens / batch_tokens
     validations = min(_VALIDATIONS, max(minutes / _MINUTES_PER_VALIDATION, 5)) if minutes else _VALIDATIONS
     resized = _resize(base, row, statistics)
-    sampling = not short and change(resized).tokens.kind == "unigram"
+    changed = change(resized)
+    guided = changed.model.kind == "transformer" and statistics.tokens <= _MAX_GUIDED_TOKENS
+    sampling = not short and changed.tokens.kind == "unigram"
     chosen = resized.replace(
         {
             "model": {"dropout": 0.1 if short else 0.2 if passes < _LONG_EPOCHS else 0.3},
@@ -117,6 +123,7 @@ def choose_config(
                 "epochs": passes,
                 "minutes": float(minutes or 0),
                 "subword_sampling": 0.1 if sampling else 0.0,
+                "guided_alignment_weight": _GUIDED_WEIGHT if guided else 0.0,
                 "validate_every": max(_MIN_UPDATES, round(updates / validations)),
                 "patience": 6,
             },
@@ -129,7 +136,7 @@ def _resize(base: TranslationConfig, row: _Row, statistics: CorpusStatistics) ->
     """Return a config with the model size, vocabulary and batch size of a table row."""
     model = {"width": row.width}
     if base.model.kind == "transformer":
-        model |= {"layers": row.layers, "heads": row.width // 32}
+        model |= {"layers": row.layers, "heads": row.heads}
     training = {"batch_tokens": row.batch_tokens}
     return base.replace({"model": model, "tokens": _tokens(statistics, row), "training": training})
 
@@ -192,7 +199,7 @@ def describe_choice(statistics: CorpusStatistics, config: TranslationConfig) -> 
     >>> from regard.translation.data.statistics import CorpusStatistics
     >>> statistics = CorpusStatistics(pairs=29_000, characters=3.9e6)
     >>> print(describe_choice(statistics, choose_config(statistics)))
-    29,000 pairs, 870,000 tokens: 3 layers, width 256, vocabulary 4,000, dropout 0.2, 20 epochs
+    29,000 pairs, 870,000 tokens: 3 layers, width 192, vocabulary 4,000, dropout 0.2, 20 epochs
     """
     tokens = float(f"{statistics.tokens:.2g}")
     size = f"{tokens / 1e6:.1f} M" if tokens >= 1e6 else f"{tokens:,.0f}"

@@ -21,7 +21,7 @@ from torch import Tensor
 from regard._util.checks import check_number
 from regard._util.text import pluralize
 from regard.errors import ArgumentError, DTypeError
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 from regard.models.layers.attention import watch_layers
 from regard.models.layers.dropout import eval_mode
 from regard.models.packed import Packed

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import regard
 from regard.mechanism import fused, operator
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 from tests import cases
 
 kernels = pytest.mark.skipif(not fused.available(), reason="the kernels were not built")

@@ -40,8 +40,11 @@ def test_the_loss_equals_the_weights_formula(shift, layer, head, key_heads, scal
         model.loss(source, target)
         loss = guided.loss(source, target, LINKS)
     weights = cross_weights(model, SOURCES, TARGETS, alignment_head)
+    words = [weights[0][0], weights[0][2], weights[1][3]]
+    rows = [torch.cat([row, 1 - row.sum(-1, keepdim=True)]) for row in words]  # with the end token
     linked = [weights[0][0, 4], weights[0][2, 1] + weights[0][2, 2], weights[1][3, 0]]
-    expected = -torch.stack(linked).log().sum() / 10  # 3 + 4 + 0 tokens, and 3 end tokens
+    losses = [0.9 * weight.log() + 0.1 * row.log().mean() for weight, row in zip(linked, rows, strict=True)]
+    expected = -torch.stack(losses).sum() / 10  # 3 + 4 + 0 tokens, and 3 end tokens
     torch.testing.assert_close(loss, expected)
     loss.backward()
     gradient = model.decoder.blocks[layer].cross.in_proj.weight.grad
@@ -55,6 +58,23 @@ def test_the_loss_equals_the_weights_formula(shift, layer, head, key_heads, scal
 def _padded(source: Packed, target: Packed) -> tuple[list[Tensor], dict[str, Tensor]]:
     tokens = [batch.pad(batch.tokens) for batch in (source, target)]
     return tokens, {"source_lengths": source.lengths, "target_lengths": target.lengths}
+
+
+def test_large_scores_are_penalized():
+    """Otherwise, the scores grow without bound, and training diverges."""
+    model = Transformer(37, TransformerConfig(width=16, heads=2, layers=1, dropout=0.0))
+    source, target = packed([[5, 6]], [[20, 21]])
+    sizes = []
+    for scale in (1.0, 100.0):
+        with guide_head(model, AlignmentHead(0, (0,))) as guided:
+            model.loss(source, target)
+            assert guided._query is not None
+            assert guided._key is not None
+            # a head that attends to the linked words alone
+            guided._query = scale * torch.eye(3, guided._query.shape[-1]).roll(-1, 0)
+            guided._key = torch.eye(3, guided._key.shape[-1]).roll(-1, 0)
+            sizes.append(float(guided.loss(source, target, [torch.tensor([[0, 0], [1, 1]])])))
+    assert sizes[1] > sizes[0]
 
 
 def test_without_links_the_loss_is_zero():

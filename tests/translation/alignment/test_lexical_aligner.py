@@ -1,5 +1,6 @@
 import itertools
 import random
+from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 
 from regard._util.text import pluralize
 from regard.errors import ArgumentError, ShapeError
-from regard.translation.alignment import hmm, lexical_aligner
+from regard.translation.alignment import hmm, lexical_aligner, lexicon
 from regard.translation.alignment.aer import error_rate
 from regard.translation.alignment.alignment import Alignment
 from regard.translation.alignment.lexical_aligner import LexicalAligner
@@ -45,13 +46,16 @@ def test_a_lexicon_is_learned():
 
 
 def test_repeated_words_are_aligned_by_their_neighbors():
-    """The HMM decides which of several equal words a word belongs to; IBM model 1 cannot."""
+    """The jumps decide which of several equal words a word belongs to; the lexicon cannot."""
     rng = random.Random(0)
     sentences = [rng.sample(range(20), 4) for _ in range(60)]
     pairs = [(" ".join(f"the {w}a" for w in s), " ".join(f"die {w}b" for w in s)) for s in sentences]
     gold = [frozenset((i, i) for i in range(8))] * len(pairs)
-    assert error_rate(LexicalAligner.learn(pairs, hmm_iterations=0).links(pairs, "union"), gold).aer > 0.1
-    assert error_rate(LexicalAligner.learn(pairs).links(pairs, "union"), gold).aer < 0.05
+    aligner = LexicalAligner.learn(pairs)
+    equal_jumps = [np.full_like(jumps, 1 / len(jumps)) for jumps in aligner.jumps]
+    without = LexicalAligner(aligner.lexicon, aligner.null, equal_jumps)
+    assert error_rate(without.links(pairs, "union"), gold).aer > 0.1
+    assert error_rate(aligner.links(pairs, "union"), gold).aer < 0.05
 
 
 def test_posteriors_are_probabilities():
@@ -67,28 +71,27 @@ def test_forward_backward_equals_the_sum_over_all_paths(n, length):
     rng = np.random.default_rng(n)
     cells, null = rng.random((n, 2, length)), rng.random((n, 2))
     cells[-1, 1], null[-1, 1] = 0, 1  # the second sentence is one word shorter
-    jumps = rng.random((length, length))
+    jumps = rng.random((length + 1, length))  # the first row is the jump from the start
     jumps /= jumps.sum(1, keepdims=True)
     weights, jumped, log_probabilities = hmm.forward_backward(cells, null, jumps)
-    assert jumped.shape == (length, length)
+    assert jumped.shape == jumps.shape
     expected_jumps = np.zeros_like(jumps)
     for b in range(2):
         expected, total, path_jumps = np.zeros((n, length)), 0.0, np.zeros_like(jumps)
-        for first in range(length):
-            for path in itertools.product(range(length + 1), repeat=n):  # the last one is null
-                position, probability, steps = first, 1 / length, []
-                for j, to in enumerate(path):
-                    if to == length:
-                        probability *= null[j, b]
-                    else:
-                        probability *= jumps[position, to] * cells[j, b, to]
-                        steps.append((position, to))
-                        position = to
-                total += probability
-                for j, to in enumerate(path):
-                    expected[j, to % length] += probability * (to < length)
-                for step in steps:
-                    path_jumps[step] += probability
+        for path in itertools.product(range(length + 1), repeat=n):  # the last one is null
+            row, probability, steps = 0, 1.0, []
+            for j, to in enumerate(path):
+                if to == length:
+                    probability *= null[j, b]
+                else:
+                    probability *= jumps[row, to] * cells[j, b, to]
+                    steps.append((row, to))
+                    row = to + 1
+            total += probability
+            for j, to in enumerate(path):
+                expected[j, to % length] += probability * (to < length)
+            for step in steps:
+                path_jumps[step] += probability
         np.testing.assert_allclose(weights[:, b], expected / total)
         np.testing.assert_allclose(np.exp(log_probabilities[b]), total)
         expected_jumps += path_jumps / total
@@ -130,6 +133,49 @@ def test_rare_forms_share_statistics_with_their_stem():
     assert error_rate(LexicalAligner.learn(pairs).links(pairs), links).aer < 0.1
 
 
+def test_endings_predict_words(monkeypatch):
+    """Each verb occurs once; only its ending tells which pronoun it contains."""
+    rng = random.Random(0)
+    endings = {"ousin": "they", "omenn": "we", "eteee": "you", "artin": "she"}
+    pairs, links = [], []
+    for _ in range(80):
+        verbs = [("".join(rng.choices("bcdfghjk", k=6)), *rng.choice(list(endings.items()))) for _ in "12"]
+        order = rng.sample(range(2), 2)
+        source = " ".join(stem + ending for stem, ending, _ in verbs)
+        pairs.append((source, " ".join(verbs[i][2] for i in order)))
+        links.append(frozenset((i, position) for position, i in enumerate(order)))
+    assert error_rate(LexicalAligner.learn(pairs).links(pairs, "union"), links).aer < 0.15
+    monkeypatch.setattr(lexicon, "_ENDING", 0)
+    assert error_rate(LexicalAligner.learn(pairs).links(pairs, "union"), links).aer > 0.3
+
+
+def test_words_that_are_rarely_linked_attract_fewer_words(monkeypatch):
+    pairs, _ = shuffled(150)
+    rng = random.Random(0)
+    aligner = LexicalAligner.learn([(f"{source} {rng.choice('xy')}", target) for source, target in pairs])
+    (attracted,) = aligner.align([("x", "unseen")])
+    monkeypatch.setattr(lexicon, "_FERTILITY", 0)
+    (without,) = aligner.align([("x", "unseen")])
+    assert attracted.forward[0, 0] < without.forward[0, 0]
+
+
+def test_the_intersection_leaves_out_links_with_a_low_score():
+    pairs, _ = shuffled(60)
+    for alignment in LexicalAligner.learn(pairs).align(pairs):
+        assert alignment.min_score > 0
+        forward, backward = alignment.best_links()
+        confident = alignment.links(threshold=alignment.min_score)
+        assert alignment.links("intersection") == forward & backward & confident
+        assert replace(alignment, min_score=0).links("intersection") == forward & backward
+
+
+def test_rows_sum_to_at_most_one():
+    pairs, _ = shuffled(40)
+    for alignment in LexicalAligner.learn(pairs).align([*pairs, ("1a new", "2b neu 1b")]):
+        assert alignment.forward.sum(1).max() <= 1 + 1e-9
+        assert alignment.backward.sum(0).max() <= 1 + 1e-9
+
+
 def test_empty_sides_and_unknown_words():
     pairs, _ = shuffled(30)
     aligner = LexicalAligner.learn([*pairs, ("", "1b 2b"), ("1a", "")])
@@ -154,7 +200,10 @@ def test_too_long_sentences_are_rejected(monkeypatch):
     """The hidden Markov model needs memory for the square of the length, even if the other side is short."""
     aligner = LexicalAligner.learn([("ein Hund", "a dog")])
     monkeypatch.setattr(lexical_aligner, "_MAX_WORDS", 3)
-    assert aligner.links([("a b c", "d"), ("a b c d", "")]) == [frozenset({(0, 0)}), frozenset()]
+    assert [item.forward.shape for item in aligner.align([("a b c", "d"), ("a b c d", "")])] == [
+        (1, 3),
+        (0, 4),
+    ]
     for function in (LexicalAligner.learn, aligner.align):
         with pytest.raises(ArgumentError, match="has 1 source and 4 target words; at most 3 per side"):
             function([("a", "b c d e")])

@@ -20,7 +20,7 @@ from regard.mechanism.call.problem import Problem
 from regard.mechanism.masks.algebra import Mask, as_mask
 from regard.mechanism.normalizers import Normalizer, Relu, Softmax, Softmax1
 from regard.mechanism.scores import ScaledDot
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 
 AttentionKind = Literal["self", "cross"]
 

@@ -21,7 +21,7 @@ from regard.mechanism.call.problem import Problem
 from regard.mechanism.masks.algebra import BUILT_IN, CallShape, Mask, MaskTerm
 from regard.mechanism.normalizers import Normalizer, Relu, Softmax, Softmax1
 from regard.mechanism.scores import Dot, ScaledDot
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 
 WINDOW_WEIGHTS = "window weights"  # the score of maps that store the weights of each window
 

@@ -14,7 +14,7 @@ from regard.inspection.layers import head_numbers
 from regard.mechanism.masks.algebra import Mask, as_mask
 from regard.mechanism.operator import Options, attend, attention
 from regard.mechanism.scores import Dot
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 
 
 class Inputs(NamedTuple):

@@ -39,7 +39,7 @@ from regard.mechanism.operator import OBSERVER, Options, attend
 from regard.mechanism.quantized import dequantize
 from regard.mechanism.scores import ScaledDot
 from regard.mechanism.sdpa import SDPACall
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 from regard.models.layers.attention import Attends, is_cross_attention
 
 _HIDES = -1e4  # biases of at most this value hide keys; position biases have a smaller magnitude

@@ -22,7 +22,7 @@ from regard.inspection.calls.capture import CapturedCall
 from regard.inspection.measures.call_record import AttentionOutput
 from regard.mechanism.operator import OBSERVER
 from regard.mechanism.torch_state import transformed
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 from regard.models.layers.attention import is_cross_attention
 
 Function = Callable[..., Any]

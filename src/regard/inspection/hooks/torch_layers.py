@@ -27,7 +27,7 @@ from regard.inspection.hooks.interception import (
 from regard.inspection.measures.call_record import AttentionOutput
 from regard.mechanism.operator import Options, attend
 from regard.mechanism.quantized import dequantize
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 from regard.models.layers.attention import Attends
 
 

@@ -26,7 +26,7 @@ from regard.mechanism.normalizers import Softmax, Softmax1
 from regard.mechanism.operator import Options, attend, attention
 from regard.mechanism.quantized import Quantized
 from regard.mechanism.scores import ScaledDot
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 from regard.models.layers.dropout import eval_mode
 
 NAME = "regard"

@@ -9,7 +9,7 @@ from regard._util.text import pluralize
 from regard.errors import ArgumentError
 from regard.inspection.measures.call_record import CallRecord
 from regard.inspection.measures.lazy_products import LowRank, WeightProduct, expand_heads
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 
 
 class Gradients(LowRank):

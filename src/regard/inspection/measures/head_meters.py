@@ -8,7 +8,7 @@ from torch import Tensor
 
 from regard._util import interrupt
 from regard.mechanism.call.problem import Tile
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 
 OFFSETS = {"previous": -1, "next": 1, "same": 0}
 SINK, DORMANT = 0.3, 0.9  # a row counts if its weight on the first key exceeds this threshold

@@ -39,7 +39,7 @@ from regard._util import interrupt
 from regard.inspection.measures.head_meters import BlockMeter, has_heads, row_entropies
 from regard.inspection.measures.kernel_meter import KernelMeter
 from regard.mechanism.call.problem import Tile
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 
 _DOMINANT = 0.4  # a kind of key with at least this mean weight decides the label
 _UNIFORM = 0.85  # a head with at least this normalized entropy counts as broad

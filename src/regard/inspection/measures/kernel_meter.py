@@ -24,8 +24,8 @@ from regard.inspection.measures.head_meters import (
     sum_counted,
 )
 from regard.mechanism.call.problem import Tile
-from regard.mechanism.weights.base import Reader
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.reader import Reader
+from regard.mechanism.weights.weights import Weights
 
 _TOTALS = ("total", "entropy", "distance", "largest")  # the first columns of `fused.sums`
 

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from regard._util.text import pluralize
 from regard.errors import ArgumentError
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 
 METHODS = ("h2o", "snapkv", "tova")
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from regard._util import interrupt
 from regard.errors import ArgumentError
 from regard.mechanism.call.problem import Tile
-from regard.mechanism.weights.matrix import Weights
 from regard.mechanism.weights.tensor_like import Index, SplitIndex, split_index
 from regard.mechanism.weights.tiled_matrix import TiledMatrix
+from regard.mechanism.weights.weights import Weights
 
 _CELLS = 2**20  # values per block of rows
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from regard.errors import ArgumentError
 from regard.inspection.measures.call_record import CallRecord
 from regard.inspection.measures.lazy_products import WeightProduct, expand_heads, row_blocks
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 
 
 class Norms(WeightProduct):

@@ -7,7 +7,7 @@ import torch
 
 from regard._util.text import pluralize
 from regard.errors import ArgumentError
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 
 Spans = Mapping[str, tuple[int, int] | slice]
 

@@ -14,7 +14,7 @@ from regard._util.files import write_atomic
 from regard.errors import ArgumentError
 from regard.inspection.recordings.recording import Seen
 from regard.inspection.recordings.texts import CallTokens, RecordedTexts
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 
 FORMAT = "recording 2"
 _DESCRIPTION = "recording.json"

@@ -13,7 +13,7 @@ from regard.inspection.calls.windows import WindowedLayer, Windows
 from regard.inspection.measures.call_record import CallRecord, NoValues
 from regard.inspection.measures.head_meters import is_causal
 from regard.inspection.recordings.texts import RecordedTexts
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 from regard.models.layers.attention import is_cross_attention
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regard.mechanism.weights.matrix import Weights
+    from regard.mechanism.weights.weights import Weights
 
 Tokens = Sequence[str] | None
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from regard.errors import ArgumentError
 from regard.mechanism.call.problem import Problem
 from regard.mechanism.torch_state import concrete
-from regard.mechanism.weights.base import LazyMatrix
+from regard.mechanism.weights.reader import LazyMatrix
 from regard.mechanism.weights.tensor_like import as_slice
 
 

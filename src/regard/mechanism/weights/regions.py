@@ -22,8 +22,8 @@ from regard.mechanism.call.problem import Problem, Tile, tiles
 from regard.mechanism.normalizers import Normalizer, Sigmoid
 from regard.mechanism.scores import ACTIVATIONS
 from regard.mechanism.torch_state import concrete
-from regard.mechanism.weights.base import Reader, kernels_support
 from regard.mechanism.weights.index import SelectableMatrix
+from regard.mechanism.weights.reader import Reader, kernels_support
 from regard.mechanism.weights.tensor_like import Index
 
 _BAND = 32  # minimum number of rows per band (output row) for pooling with the kernels

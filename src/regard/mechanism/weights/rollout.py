@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard._util.text import pluralize
 from regard.errors import ArgumentError, ShapeError
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 
 
 def rollout(

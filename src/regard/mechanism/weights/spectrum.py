@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard._util.text import pluralize
 from regard.errors import ArgumentError, MissingExtraError
-from regard.mechanism.weights.base import LazyMatrix
+from regard.mechanism.weights.reader import LazyMatrix
 
 _OVERSAMPLING = 8  # columns in addition to k (Halko et al. 2011, section 4.2, recommend 5 to 10)
 ITERATIONS = 3

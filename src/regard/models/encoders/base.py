@@ -16,7 +16,7 @@ from regard._util.checks import check_int, check_sentences
 from regard._util.name_hints import unknown_attribute
 from regard._util.text import bar, shorten
 from regard.errors import ArgumentError
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 from regard.models.encoders.words import (
     Span,
     Vocabulary,

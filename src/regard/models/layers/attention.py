@@ -24,7 +24,7 @@ from regard.mechanism.masks.algebra import Mask
 from regard.mechanism.normalizers import Normalizer, Sink, Softmax
 from regard.mechanism.operator import Options, attend, attention
 from regard.mechanism.scores import ScaledDot, Score, ScoreFunction
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 from regard.models.layers.kv_cache import KeyValues, KVCache
 from regard.models.layers.linear import Int8Linear, project
 from regard.models.layers.positions.rotary import Rotation

@@ -16,7 +16,7 @@ from regard._util.text import type_name
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.normalizers import Mean, Normalizer, Sink, Softmax
 from regard.mechanism.scores import Concat, Dot, Score
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 from regard.models.layers.attention import Attends
 
 Kind = Literal["gaussian", "embedded", "dot", "concat"]

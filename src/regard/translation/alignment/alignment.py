@@ -218,9 +218,8 @@ def select_alignment_head(
     >>> from regard.translation.alignment.alignment import select_alignment_head
     >>> tokens = Tokenizer.learn(["ein Hund bellt", "a dog barks"] * 9, kind="words")
     >>> model = Transformer(len(tokens), TransformerConfig(width=16, heads=2, layers=2))
-    >>> head = select_alignment_head(
-    ...     model, TokenizerPair(tokens, tokens), [("ein Hund bellt", "a dog barks")]
-    ... )
+    >>> pairs = [("ein Hund bellt", "a dog barks"), ("ein Hund", "a dog"), ("ein", "a")]
+    >>> head = select_alignment_head(model, TokenizerPair(tokens, tokens), pairs)
     >>> head.layer in (0, 1)
     True
     """

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard._util.text import pluralize
 from regard.errors import ArgumentError
-from regard.mechanism.weights.matrix import Weights
+from regard.mechanism.weights.weights import Weights
 from regard.models.generation import SpecialTokens
 from regard.models.layers.attention import Attends, is_cross_attention, watch_layers
 from regard.models.layers.dropout import eval_mode

@@ -1,12 +1,13 @@
 """Guided alignment: an additional loss that trains one decoder head to attend to linked words.
 
-loss = −1/n Σ_i log Σ_j weights[i, j]
+loss = −1/n Σ_i ((1 − ε) log Σ_j weights[i, j] + ε/s Σ_k log weights[i, k])
 
-i: target tokens with links. j: source tokens linked to i. n: total number of labels.
+i: target tokens with links. j: source tokens linked to i. k: all s source tokens. n: total number of labels.
 
 After Garg et al. 2019, "Jointly learning to align and translate", eq. 5. The paper takes the
 logarithm of each link's weight; here, the weights of all source tokens linked to i are summed first. The
-links come from `LexicalAligner`.
+second term is label smoothing (Szegedy et al. 2016, section 7): without it, the scores grow without bound,
+and training diverges at high learning rates. The links come from `LexicalAligner`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,6 +33,8 @@ from regard.translation.alignment.cross_attention import (
 )
 from regard.translation.alignment.links import Links
 from regard.translation.tokens import Segmentation
+
+_SMOOTHING = 0.1  # ε
 
 
 class GuidedLoss:
@@ -80,6 +83,7 @@ class GuidedLoss:
         if self.scaled:
             scores = scores / key.shape[-1] ** 0.5
         is_token = torch.arange(key.shape[1], device=key.device) < source.lengths[:, None]
+        means = scores.masked_fill(~is_token[:, None], 0).sum(-1) / source.lengths[:, None]
         scores = scores.masked_fill(~is_token[:, None], -torch.inf)
         sentence = torch.arange(len(links)).repeat_interleave(torch.tensor([len(pair) for pair in links]))
         column, row = torch.cat([*links, torch.zeros(0, 2, dtype=torch.long)]).T
@@ -87,8 +91,9 @@ class GuidedLoss:
         row, column = row + len(self.special.target_prefix), column + len(self.special.source_prefix)
         linked[sentence, row + (self.shift == "input"), column] = True
         has_link = linked.any(-1)
-        scores, linked = scores[has_link], linked[has_link]
-        losses = scores.logsumexp(-1) - scores.masked_fill(~linked, -torch.inf).logsumexp(-1)
+        scores, linked, means = scores[has_link], linked[has_link], means[has_link]
+        aligned = scores.masked_fill(~linked, -torch.inf).logsumexp(-1)
+        losses = scores.logsumexp(-1) - (1 - _SMOOTHING) * aligned - _SMOOTHING * means
         return losses.sum() / len(target.labels().tokens)
 
 

@@ -1,15 +1,21 @@
 """Translation probabilities of words, from expected link counts.
 
-    p(observed | given) = (count(given, observed) + PRIOR · spelling · p(observed | s))
-                          / (count(given) + PRIOR)
-    p(observed | s)     = (count(s, observed) + STEM_PRIOR · p(s' | s) · p(observed | s'))
-                          / (count(s) + STEM_PRIOR)
+    p(observed | given) = (count(given, observed) + PRIOR · spelling · prior) / (count(given) + PRIOR)
+                          · fertility^FERTILITY
+    prior               = (1 − ENDING) · p(observed | s) + ENDING · p(observed | e)
+    p(observed | s)     = (count(s, observed) + STEM_PRIOR · backoff) / (count(s) + STEM_PRIOR)
+    p(observed | e)     = (count(e, observed) + STEM_PRIOR · backoff) / (count(e) + STEM_PRIOR)
+    backoff             = p(s' | s) · p(observed | s')
 
-s and s' are the stems of the given and the observed word (Fraser and Marcu 2005). spelling is a factor
-that favors words with similar spelling, such as names.
+s and s' are the stems of the given and the observed word (Fraser and Marcu 2005), and e is the ending of the
+given word: endings of verbs predict pronouns and auxiliary verbs of the other language, and endings of nouns
+prepositions. spelling is a factor that favors words with similar spelling, such as names. fertility is the
+number of links per occurrence of the given word, divided by the mean of all words: words that usually have
+no translation attract fewer words. It replaces the fertility model of Brown et al. 1993, whose exact
+expectations cannot be computed efficiently.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +26,14 @@ from regard.translation.alignment.vocabulary import Floats, Integers, Vocabulary
 Vocabularies = tuple[Vocabulary, Vocabulary]
 
 # Tuned on the gold links described in docs/results.md, excluding Greek books 45 to 66.
-_PRIOR = 16.0  # weight of the stem's statistics, in links
+_PRIOR = 8.0  # weight of the statistics of stems and endings, in links
 _STEM_PRIOR = 4.0
-_SMOOTHING = 1e-2  # added to the count of each stem pair
+_ENDING = 0.4  # weight of the ending's statistics, compared with the stem's
+_FERTILITY = 0.9  # exponent; with 1, words without links would never get any
+_FERTILITY_PRIOR = 4.0  # weight of the mean fertility, in occurrences
+_SMOOTHING = 3e-3  # added to the count of each stem pair
 _SPELLING = 20.0  # a pair with identical spelling is weighted by 1 + _SPELLING
+_MIN_LINKS = 1e-6  # in the whole text; prevents a division by zero
 _UNKNOWN = 0.01  # assumed frequency of unseen words
 
 
@@ -56,7 +66,11 @@ class _Statistics(NamedTuple):
     stem_pair: Floats  # count by the given word's stem and the observed word
     stem: Floats
     stems: Floats  # count by the stems of both words
+    ending_pair: Floats  # count by the given word's ending and the observed word
+    ending: Floats
     observed: Floats  # p(observed | its stem)
+    frequency: Floats  # occurrences of the given word
+    fertility: float  # mean number of links per given word
     spelling: NDArray[np.float32]
 
     def probability(self, observed_stems: int, own: Floats | float = 0.0) -> Floats:
@@ -65,10 +79,13 @@ class _Statistics(NamedTuple):
         observed_stems: number of distinct stems of observed words.
         own: expected counts to subtract.
         """
-        stem = self.stem - own
+        stem, given = self.stem - own, self.given - own
         backoff = (self.stems - own + _SMOOTHING) / (stem + _SMOOTHING * observed_stems) * self.observed
-        prior = (self.stem_pair - own + _STEM_PRIOR * backoff) / (stem + _STEM_PRIOR)
-        return (self.pair - own + _PRIOR * prior * self.spelling) / (self.given - own + _PRIOR)
+        by_stem = (self.stem_pair - own + _STEM_PRIOR * backoff) / (stem + _STEM_PRIOR)
+        by_ending = (self.ending_pair - own + _STEM_PRIOR * backoff) / (self.ending - own + _STEM_PRIOR)
+        prior = ((1 - _ENDING) * by_stem + _ENDING * by_ending) * self.spelling
+        fertility = (given / self.fertility + _FERTILITY_PRIOR) / (self.frequency + _FERTILITY_PRIOR)
+        return (self.pair - own + _PRIOR * prior) / (given + _PRIOR) * fertility**_FERTILITY
 
 
 class _Table:
@@ -95,9 +112,12 @@ class Lexicon:
         self.pairs, self.frequencies = pairs, frequencies
         self.counts = np.zeros(len(pairs))
         self._stem_pairs = [_Table(_stem_pair_keys(pairs, pairs.words, i)) for i in (0, 1)]
+        self._ending_pairs = [_Table(_ending_pair_keys(pairs, pairs.words, i)) for i in (0, 1)]
         self._stems = _Table(_stem_keys(pairs, pairs.words))
         self._given: list[Floats] = []
         self._given_stems: list[Floats] = []
+        self._given_endings: list[Floats] = []
+        self._fertility = [1.0, 1.0]
 
     def update(self, counts: Floats) -> None:
         """Set the expected number of links for each word pair."""
@@ -105,7 +125,12 @@ class Lexicon:
         words, numbers = self.pairs.words, self.pairs.numbers
         self._given = [sums(numbers[i], counts, len(words[i])) for i in (0, 1)]
         self._given_stems = [sums(words[i].stems, self._given[i], words[i].stem_count) for i in (0, 1)]
-        for table in (*self._stem_pairs, self._stems):
+        self._given_endings = [sums(words[i].endings, self._given[i], words[i].ending_count) for i in (0, 1)]
+        self._fertility = [
+            max(float(counts.sum()), _MIN_LINKS) / max(int(frequencies.sum()), 1)
+            for frequencies in self.frequencies
+        ]
+        for table in (*self._stem_pairs, *self._ending_pairs, self._stems):
             table.sums = sums(table.index, counts, len(table.keys))
 
     def probabilities(self, direction: int) -> Floats:
@@ -124,6 +149,7 @@ class Lexicon:
     def statistics(self, direction: int, at: "Integers | slice") -> _Statistics:
         """Return the statistics of word pairs in the training text."""
         words, stem_pairs = self.pairs.words, self._stem_pairs[direction]
+        ending_pairs = self._ending_pairs[direction]
         given, observed = self.pairs.numbers[direction][at], self.pairs.numbers[1 - direction][at]
         return _Statistics(
             self.counts[at],
@@ -131,21 +157,29 @@ class Lexicon:
             stem_pairs.sums[stem_pairs.index[at]],
             self._given_stems[direction][words[direction].stems[given]],
             self._stems.sums[self._stems.index[at]],
+            ending_pairs.sums[ending_pairs.index[at]],
+            self._given_endings[direction][words[direction].endings[given]],
             self._share_of_stem(1 - direction, words[1 - direction])[observed],
+            self.frequencies[direction][given].astype(np.float64),
+            self._fertility[direction],
             self.pairs.spelling[at],
         )
 
     def lookup(self, direction: int, pairs: WordPairs) -> Floats:
         """Return p(observed | given) for other word pairs, whose vocabularies extend the lexicon's."""
         words, given, observed = pairs.words, pairs.numbers[direction], pairs.numbers[1 - direction]
-        stems = words[direction].stems[given]
+        stems, endings = words[direction].stems[given], words[direction].endings[given]
         statistics = _Statistics(
             find(self.pairs.keys, self.counts, _pair_keys(pairs, self.pairs.words)),
             _at(self._given[direction], given),
             self._stem_pairs[direction].find(_stem_pair_keys(pairs, self.pairs.words, direction)),
             _at(self._given_stems[direction], stems),
             self._stems.find(_stem_keys(pairs, self.pairs.words)),
+            self._ending_pairs[direction].find(_ending_pair_keys(pairs, self.pairs.words, direction)),
+            _at(self._given_endings[direction], endings),
             self._share_of_stem(1 - direction, words[1 - direction])[observed],
+            _at(self.frequencies[direction], given).astype(np.float64),
+            self._fertility[direction],
             pairs.spelling,
         )
         return self._probability(direction, statistics)
@@ -172,6 +206,13 @@ def _stem_pair_keys(pairs: WordPairs, trained: Vocabularies, direction: int) -> 
     return _combine(stems, pairs.numbers[1 - direction], *sizes)
 
 
+def _ending_pair_keys(pairs: WordPairs, trained: Vocabularies, direction: int) -> Integers:
+    """Return keys that identify the given word's ending and the observed word; -1 if unknown."""
+    endings = pairs.words[direction].endings[pairs.numbers[direction]]
+    sizes = trained[direction].ending_count, len(trained[1 - direction])
+    return _combine(endings, pairs.numbers[1 - direction], *sizes)
+
+
 def _stem_keys(pairs: WordPairs, trained: Vocabularies) -> Integers:
     """Return keys that identify the stems of the source and target words; -1 if unknown."""
     source, target = (pairs.words[i].stems[pairs.numbers[i]] for i in (0, 1))
@@ -189,6 +230,6 @@ def find(keys: Integers, values: Floats, wanted: Integers) -> Floats:
     return np.where(keys[at] == wanted, values[at], 0.0)
 
 
-def _at(values: Floats, index: Integers) -> Floats:
+def _at(values: NDArray[Any], index: Integers) -> NDArray[Any]:
     """Return the values at each index; 0 beyond the end."""
     return np.where(index < len(values), values[np.minimum(index, len(values) - 1)], 0.0)
