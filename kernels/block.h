@@ -19,7 +19,8 @@ namespace {
 
 constexpr int LANES = MAX_VECTORS * W;  // maximum number of rows in a block
 constexpr int KEYS = 128;               // maximum number of keys in a tile
-constexpr int MANY = 6 * KEYS;          // maximum number of keys in a tile of few rows
+constexpr int MANY_FLOATS = 6 * KEYS;   // maximum number of float32 keys in a tile of few rows
+constexpr int MANY = 16 * KEYS;         // maximum number of int8 or bfloat16 keys in a tile of few rows
 // With few rows, the scores are vectorized over the width, because one row per lane would leave most lanes empty. Few
 // means up to FEW rows or, if the full call has a single query (decoding), up to MAX_FEW query heads per key head.
 constexpr int FEW = W == 4 ? 1 : 3, MAX_FEW = W / 2;

@@ -43,7 +43,8 @@ class Calls {
   // kept_weights.
   static constexpr size_t TENSORS_OF_A_CALL = 6;
 
-  // state: torch's functions and constants, by name; see `torch_state.probes`.
+  // state: torch's functions and constants, by name (see `torch_state.probes`), and "weights", the class of lazy
+  // weights.
   explicit Calls(const nb::dict& state) {
     const auto get = [&](const char* name) { return nb::object(state[name]); };
     for (const nb::handle type : get("types")) types_.push_back(nb::borrow(type));
@@ -57,6 +58,12 @@ class Calls {
     level_ = nb::str("_current_level");
     raw_repr_ = nb::str("raw_repr");
     requires_grad_ = nb::str("requires_grad");
+    weights_ = get("weights");
+    version_ = interned("_version");
+    lead_ = interned("_lead");
+    heads_ = interned("_heads");
+    single_ = interned("single");
+    deferred_ = interned("_deferred");
     const nb::object api = get("dlpack");
     auto* exchange = static_cast<DLExchange*>(PyCapsule_GetPointer(api.ptr(), "dlpack_exchange_api"));
     if (!exchange) throw nb::python_error();
@@ -65,8 +72,9 @@ class Calls {
     export_ = exchange->export_borrowed;
   }
 
-  // Adds a call. prepared: an object that `run` returns with τ. shapes: shape and strides of output, τ and
-  // kept weights, in this order; None if no weights are kept.
+  // Adds a call. prepared: an object that `run` returns with τ; its attributes `weights` and `lead` are the problem and
+  // the leading axes of the lazy weights. shapes: shape and strides of output, τ and kept weights, in this order; None
+  // if no weights are kept.
   void add(nb::handle query, nb::handle key, nb::handle value, nb::handle score, nb::handle mask, nb::handle normalize,
            const Problem& problem, const std::vector<ptrdiff_t>& offsets, nb::handle prepared, nb::handle shapes,
            int lanes) {
@@ -80,6 +88,8 @@ class Calls {
     call->problem = problem;
     std::memcpy(call->offsets, offsets.data(), sizeof call->offsets);
     call->prepared = nb::borrow(prepared);
+    call->weights = nb::object(prepared.attr("weights"));
+    call->lead = nb::object(prepared.attr("lead"));
     call->lanes = lanes;
     for (const nb::handle shape : shapes) call->shapes.push_back(nb::borrow(shape));
     if (call->shapes.size() != 6)
@@ -93,8 +103,8 @@ class Calls {
   }
 
   // Runs a call. Returns None if the call is not cached, needs the general path, or produces an output that is not
-  // finite. Otherwise returns the output alone if neither τ nor a gradient is needed, and (output, τ, prepared, whether
-  // a gradient is needed, kept weights or None) if one of them is.
+  // finite. Otherwise returns (output, τ, prepared, True, kept weights or None) if a gradient is needed, else (output,
+  // lazy weights) if `need_tau` is set, else the output alone.
   nb::object run(const Kernels* kernels, nb::handle query, nb::handle key, nb::handle value, nb::handle score,
                  nb::handle mask, nb::handle normalize, bool need_tau) const {
     Signature signature;
@@ -104,8 +114,8 @@ class Calls {
       return nb::none();
     const std::shared_ptr<const Call> call = find(signature, score, mask, normalize);
     if (!call) return nb::none();
-    const bool needs_grad =
-        truth(ask(grad_enabled_)) && (requires_grad(query) || requires_grad(key) || requires_grad(value));
+    const bool grad_enabled = truth(ask(grad_enabled_));
+    const bool needs_grad = grad_enabled && (requires_grad(query) || requires_grad(key) || requires_grad(value));
     const nb::object output = empty(query, call->shapes[0], call->shapes[1], &data[3]);
     const bool with_tau = need_tau || needs_grad;
     const nb::object tau = with_tau ? empty(query, call->shapes[2], call->shapes[3], &data[4]) : nb::none();
@@ -113,8 +123,11 @@ class Calls {
     if (needs_grad && kernels->lanes == call->lanes && !call->shapes[4].is_none())
       kept = empty(query, call->shapes[4], call->shapes[5], &data[5]);
     const int threads = nb::cast<int>(ask(num_threads_));
+    nb::object weights;
+    if (need_tau && !needs_grad) weights = make_weights(*call, tau, query, key, grad_enabled);
     if (!compute(kernels, *call, data, threads)) return nb::none();
-    return with_tau ? nb::object(nb::make_tuple(output, tau, call->prepared, needs_grad, kept)) : output;
+    if (needs_grad) return nb::make_tuple(output, tau, call->prepared, true, kept);
+    return need_tau ? nb::object(nb::make_tuple(output, weights)) : output;
   }
 
  private:
@@ -158,7 +171,7 @@ class Calls {
     std::vector<nb::object> parts;  // score, mask, normalizer
     Problem problem;
     ptrdiff_t offsets[TENSORS_OF_A_CALL];
-    nb::object prepared;
+    nb::object prepared, weights, lead;
     std::vector<nb::object> shapes;
     int lanes;  // vector width for which the shape of the kept weights was determined
   };
@@ -237,6 +250,31 @@ class Calls {
     return tensor;
   }
 
+  // Creates the lazy weights, as `Weights.of_cached_call` does. After each call, the kernels have evicted Python's code
+  // from the CPU caches, so running it would take longer than these few functions.
+  nb::object make_weights(const Call& call, const nb::object& tau, nb::handle query, nb::handle key,
+                          bool grad_enabled) const {
+    const nb::object weights = checked(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(weights_.ptr()), 0));
+    const nb::object versions = nb::make_tuple(version(query), version(key));
+    set(weights, lead_, call.lead);
+    if (PyTuple_Size(call.lead.ptr()) == 0) set(weights, heads_, single_);
+    set(weights, deferred_, nb::make_tuple(call.weights, tau, query, key, versions, grad_enabled));
+    return weights;
+  }
+
+  // Returns a tensor's version counter, or None for an inference tensor, which has none.
+  nb::object version(nb::handle tensor) const {
+    PyObject* number = PyObject_GetAttr(tensor.ptr(), version_.ptr());
+    if (number) return nb::steal(number);
+    if (!PyErr_ExceptionMatches(PyExc_RuntimeError)) throw nb::python_error();
+    PyErr_Clear();
+    return nb::none();
+  }
+
+  static void set(const nb::object& object, const nb::object& name, const nb::object& value) {
+    if (PyObject_SetAttr(object.ptr(), name.ptr(), value.ptr()) != 0) throw nb::python_error();
+  }
+  static nb::object interned(const char* name) { return checked(PyUnicode_InternFromString(name)); }
   static nb::object checked(PyObject* result) {
     if (!result) throw nb::python_error();
     return nb::steal(result);
@@ -254,6 +292,7 @@ class Calls {
   std::vector<nb::object> types_, probes_;
   std::vector<uint64_t> plain_keys_;
   nb::object forward_ad_, dispatch_keys_, grad_enabled_, num_threads_, new_empty_, level_, raw_repr_, requires_grad_;
+  nb::object weights_, version_, lead_, heads_, single_, deferred_;
   Export export_ = nullptr;
   std::unordered_multimap<uint64_t, std::shared_ptr<const Call>> calls_;
 };

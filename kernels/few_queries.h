@@ -16,7 +16,7 @@
 namespace regard {
 namespace {
 
-constexpr int64_t DISTANCE = 4096;  // bytes to prefetch ahead of int8 rows
+constexpr int64_t DISTANCE = 4096;  // bytes to prefetch ahead
 
 INLINE vec read(const float* from) { return load(from); }
 INLINE vec read(const int8_t* from) { return widen_int8(from); }
@@ -32,12 +32,13 @@ INLINE bool in_place(const Problem& p) {
          p.value_width % W == 0;
 }
 
-// Prefetches a row that is read later. float32 rows are not prefetched, because the processor prefetches them itself:
-// on Zen 3, they reach 83 % of the bandwidth of a plain read without prefetching and 73 % with it. For int8 rows,
-// prefetching adds 20 %.
-template <class Number>
+// Prefetches a row that is read later, for R query rows. float32 keys of a single query are not prefetched, because the
+// processor prefetches them itself: on Zen 3, they reach 83 % of the bandwidth of a plain read without prefetching and
+// 73 % with it. For int8, prefetching adds 20 % on Zen 3; on Zen 5, it adds 14 % for bfloat16, and 30 to 40 % for
+// float32 and bfloat16 with four rows of width 128, which compute too much between two reads.
+template <int R, class Number>
 INLINE void prefetch_row(const Number* row, int64_t step, int64_t width) {
-  if constexpr (sizeof(Number) > 1) return;
+  if constexpr (R == 1 && sizeof(Number) > 2) return;
   const int64_t bytes = width * int64_t(sizeof(Number)), rows = DISTANCE / (bytes ? bytes : 1) + 1;
   const auto* at = reinterpret_cast<const char*>(row + rows * step);
   for (int64_t t = 0; t < bytes; t += 64) __builtin_prefetch(at + t);
@@ -52,14 +53,19 @@ INLINE void with_rows(int rows, Work work) {
   work(std::integral_constant<int, R>{});
 }
 
-// Multiplies scores or weights [lane][MANY] by one scale per token.
-INLINE void scale_rows(const Block& b, const View& scale, int64_t from, int n, float* rows) {
-  alignas(64) float factors[MANY];
-  const int64_t at = b.p.offset_of(scale, b.unit) + from * scale.row;
-  for (int j = 0; j < n; ++j) factors[j] = reinterpret_cast<const float*>(scale.data)[at + j * scale.row];
-  for (int j = n; j < padded(n); ++j) factors[j] = 0;
-  for (int i = 0; i < b.count; ++i)
-    for (int j = 0; j < n; j += W) store(rows + i * MANY + j, load(rows + i * MANY + j) * load(factors + j));
+// Multiplies scores or weights [lane][MANY] by one scale per token. Not inlined: its buffer in the caller's stack frame
+// makes float32 calls, which do not use it, 2 % slower.
+__attribute__((noinline)) inline void scale_rows(const Block& b, const View& scale, int64_t from, int n, float* rows) {
+  const float* factors = reinterpret_cast<const float*>(scale.data) + b.p.offset_of(scale, b.unit) + from * scale.row;
+  const int whole = scale.row == 1 ? n / W * W : 0;  // number of scales that are read in place
+  alignas(64) float copy[MANY];
+  for (int j = whole; j < n; ++j) copy[j] = factors[j * scale.row];
+  for (int j = n; j < padded(n); ++j) copy[j] = 0;
+  for (int i = 0; i < b.count; ++i) {
+    float* row = rows + i * MANY;
+    for (int j = 0; j < whole; j += W) store(row + j, load(row + j) * load(factors + j));
+    for (int j = whole; j < n; j += W) store(row + j, load(row + j) * load(copy + j));
+  }
 }
 
 // query · key for R rows and n keys, written to rows [lane][MANY]. T: number of vectors per key, or 0 for any number.
@@ -73,7 +79,7 @@ INLINE void match_as(const Block& b, int64_t from, int n, float* rows) {
 #pragma GCC unroll 4
     for (int k = 0; k < W; ++k) {
       const Number* key = keys + (j + k < n ? j + k : n - 1) * p.key.row;
-      prefetch_row(key, p.key.row, width);
+      prefetch_row<R>(key, p.key.row, width);
       vec total[R] = {};
 #pragma GCC unroll 16
       for (int64_t t = 0; t < width; t += W) {
@@ -126,7 +132,7 @@ INLINE void add_columns(const Block& b, const float* weights, int64_t from, int 
   const auto* value = reinterpret_cast<const Number*>(view.data) + b.value_at + from * view.row + first;
   vec total[R][V] = {};
   for (int j = 0; j < n; ++j, value += view.row) {
-    prefetch_row(value, view.row, V * W);
+    prefetch_row<R>(value, view.row, V * W);
     vec weight[R];
 #pragma GCC unroll 8
     for (int i = 0; i < R; ++i) weight[i] = splat(weights[i * MANY + j]);

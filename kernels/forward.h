@@ -312,10 +312,11 @@ INLINE float soften_row(const Power power, int n, float* row, float& top, float&
 INLINE void sum_few(const Block& b, const Softmax& policy, int64_t low, int64_t high, Running& run, Output& output) {
   float *s = arena.take(KEYS * b.lanes), *buffer = values_buffer(b), *rows = arena.take(MAX_FEW * MANY);
   PerLane factor;
-  // use longer tiles if nothing has to be copied: long sequential reads are faster
+  // use longer tiles if nothing has to be copied: long sequential reads are faster. Tiles have about the same number of
+  // bytes for each type.
   const bool plain = b.plain(low, high);
   const bool direct = plain && in_place(b.p);
-  const int max_keys = direct ? MANY : KEYS;
+  const int max_keys = !direct ? KEYS : b.p.key.type == Type::float32 ? MANY_FLOATS : MANY;
   for (int64_t from = low; from < high; from += max_keys) {
     const int n = int(high - from < max_keys ? high - from : max_keys);
     if (b.hidden(from, from + n)) continue;
@@ -533,6 +534,7 @@ void forward_item(void* context, int64_t index) {
   next.add(p.value, p.keys, p.value_width);
   next.add(p.query, p.queries, p.width);
   next.add(p.output, p.queries, p.value_width, true);
+  next.add(p.tau, p.queries, 2, true);
   next.add(p.kept_weights, p.keys, padded(p.queries), true);
   const ItemScratch item;
   const TileScope tiles(p);

@@ -102,7 +102,10 @@ def check_dense(name: str, tensor: "Tensor") -> None:
         raise DTypeError(f"{name} has dtype {tensor.dtype}; it must be floating point. Call dequantize().")
     if tensor.layout is not torch.strided or tensor.is_nested:
         kind = "nested" if tensor.is_nested else str(tensor.layout)
-        raise DTypeError(f"{name} is a {kind} tensor; it must be dense. Convert it with to_dense().")
+        function = (
+            "torch.nested.to_padded_tensor(), and mask the padding" if tensor.is_nested else "to_dense()"
+        )
+        raise DTypeError(f"{name} is a {kind} tensor; it must be dense. Convert it with {function}.")
 
 
 def check_device(name: str, value: "Tensor | nn.Module", device: "torch.device") -> None:

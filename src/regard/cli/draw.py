@@ -101,7 +101,7 @@ def draw(
         _appearance(
             metavar="N",
             help="Number of queries and keys in a mask, such as 12 or 8x12, or number of positions.",
-            show_default="12 for a mask, 64 for positions",
+            show_default="for a mask, its own size or 12; for positions, 64",
         ),
     ] = None,
     queries: Annotated[

@@ -129,7 +129,12 @@ def train(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FOLDER", help="Where to save the model. Required."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Where to save the model. Required, except with --print-config.",
+        ),
     ] = None,
     start: Annotated[
         Path | None,

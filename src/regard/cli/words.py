@@ -45,7 +45,8 @@ def embed(
         int | None,
         typer.Option(
             help="Layer to use: 0 for the vectors before any attention, -1 for the last layer.",
-            show_default="the layer that best separates word senses; with --output, all",
+            show_default="for minilm, the layer that best separates word senses; otherwise the last; with "
+            "--output, all",
         ),
     ] = None,
     output: Annotated[

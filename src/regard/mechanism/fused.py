@@ -275,12 +275,15 @@ class Prepared:
         return bool(self._backward([tensor.data_ptr() for tensor in tensors], torch.get_num_threads()))
 
 
-def cached_calls() -> Any:
-    """Return an empty cache of prepared calls in the kernels, or None if this is not supported."""
+def cached_calls(weights: type) -> Any:
+    """Return an empty cache of prepared calls in the kernels, or None if this is not supported.
+
+    weights: the class of lazy weights, whose instances the kernels create.
+    """
     state = probes() if available() else None
     if state is not None:
         with suppress(ValueError):  # torch uses an incompatible version of DLPack
-            return KERNELS.Calls(state)
+            return KERNELS.Calls(state | {"weights": weights})
     return None
 
 

@@ -47,7 +47,7 @@ _INPUTS = ("query", "key", "value")
 _RESULTS = ("output", "tau", "kept_weights")
 _MAX_CACHED_ROWS = 4096  # masked calls with more queries are not cached: their intervals are too large
 _CACHE_SIZE = 256  # maximum number of cached calls
-_CALLS = fused.cached_calls()  # the kernels' own cache of the float32 calls in `_CACHE`, or None
+_CALLS = fused.cached_calls(Weights)  # the kernels' own cache of the float32 calls in `_CACHE`, or None
 
 
 class _Cache(dict[Hashable, "_PreparedCall | None"]):
@@ -170,16 +170,17 @@ def attend(
     ready = None
     if bias is None and generator is None and implementation is None and _kernels_decide(dropout):
         ready = _CALLS.run(query, key, value, score, mask, normalize, True)
-    if ready is not None and not ready[3]:  # no gradients are needed
-        output, tau, cached = ready[0], ready[1], ready[2]
-    else:
-        call = Call(score, mask, bias, normalize, dropout, generator)
-        result = _run(query, key, value, call, implementation, ready, need_tau=True)
-        output, tau, fused_tau, problem, cached = result
-        if problem is not None:
-            weights = Weights(problem.without("value"), tau, output.shape[:-2], tau_from_kernels=fused_tau)
-            return output, weights
+        if ready is not None and len(ready) == 2:  # no gradients are needed
+            return ready
+    call = Call(score, mask, bias, normalize, dropout, generator)
+    output, tau, fused_tau, problem, cached = _run(
+        query, key, value, call, implementation, ready, need_tau=True
+    )
+    if problem is not None:
+        weights = Weights(problem.without("value"), tau, output.shape[:-2], tau_from_kernels=fused_tau)
+        return output, weights
     assert cached is not None
+    assert tau is not None
     assert isinstance(key, Tensor)  # calls with a quantized key are not cached if τ is needed
     return output, Weights.of_cached_call(cached.weights, tau, query, key, cached.lead)
 

@@ -246,7 +246,7 @@ class _Grid:
         return _MeasuredPanel(panel, width, height, query_labels, key_labels, left, right, bottom, top)
 
     def _size(self, panel: Panel) -> tuple[float, float]:
-        """Return the size of a matrix: square cells, unless one side is much longer."""
+        """Return the width and height of a matrix. Cells are square unless one side is much longer."""
         longest = max(panel.rows, panel.columns)
         if self.compact:
             max_side = min(260.0, max(_MAX_GRID_WIDTH / self.columns, _MIN_GRID_SIDE))

@@ -102,8 +102,8 @@ def align(
     threshold: Annotated[
         float | None,
         _both(
-            help="Print every link with at least this score, such as 0.5, instead of combining the best "
-            "links of both directions.",
+            help="Use every link with at least this score, such as 0.5, instead of the best links. With "
+            "--reverse-model and without --aligner, the links of both directions are still combined.",
             show_default="off",
         ),
     ] = None,

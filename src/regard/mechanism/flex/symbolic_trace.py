@@ -1,6 +1,6 @@
 """Trace a `score_mod` or `mask_mod` to find the formula that it computes.
 
-The function runs on example tensors without axes, under a mode that intercepts its torch calls. The
+The function runs on zero-dimensional example tensors, under a mode that intercepts its torch calls. The
 formula is derived from these calls, not from the source text or from sampled values, so it holds for all
 scores and indices. Functions with unsupported calls have no known formula and are evaluated tile by tile.
 """

@@ -187,6 +187,7 @@ class LazyMatrix(TiledMatrix):
     _heads: Heads = "axis"
     _full_rows: int | None = None
     _built: _BuiltProblem | None = None
+    # the kernels set a plain tuple with the fields of a `CachedCall`
     _deferred: _DeferredProblem | CachedCall | None = None
 
     def __init__(
@@ -227,7 +228,8 @@ class LazyMatrix(TiledMatrix):
         """Create the matrix of a cached call; see `CachedCall`.
 
         This runs after each call, when the kernels have evicted Python's code from the CPU caches. It
-        therefore does as little as possible, and `_state` does the rest on first use.
+        therefore does as little as possible, and `_state` does the rest on first use. For float32 calls, the
+        kernels do the same without executing Python code (`Calls::make_weights` in kernels/calls.h).
         """
         self = cls.__new__(cls)
         self._lead = lead
@@ -257,6 +259,8 @@ class LazyMatrix(TiledMatrix):
         """Build the problem on first use. Concurrent threads may build it twice, with equal results."""
         built, deferred = self._built, self._deferred
         if built is None and deferred is not None:
+            if type(deferred) is tuple:
+                deferred = CachedCall(*deferred)
             built = self._built = deferred.finish()
             self._deferred = None
         built = built or self._built  # another thread may have built the problem between the two reads above
