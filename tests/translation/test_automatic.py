@@ -17,7 +17,7 @@ SIZES = [10**n for n in range(3, 10)]
 @pytest.fixture
 def tokens_per_second(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
     """Return a table of the measured training speeds by model width; tests may change it."""
-    speeds = {128: 20_000.0, 192: 8000.0, 256: 6000.0, 512: 1000.0}
+    speeds = {128: 24_000.0, 192: 12_000.0, 256: 8000.0, 512: 1000.0}
     monkeypatch.setattr(timing, "tokens_per_second", lambda config, length: speeds[config.model.width])
     return speeds
 

@@ -23,7 +23,7 @@ _MIN_UPDATES = 50  # minimum number of updates between validations
 _SHORT_UPDATES = 8000  # short runs use smaller batches to reach this number of updates
 _MIN_BATCH = 600  # tokens in the smallest batch of a short run
 _SHORT_EPOCHS, _SHORT_LEARNING_RATE = 13, 1.5e-3  # a run with fewer epochs is short
-_LONG_EPOCHS = 25  # a run with at least as many epochs needs more dropout
+_LONG_EPOCHS = 45  # a run with at least as many epochs needs more dropout
 _MAX_LENGTH = 100  # tokens in the longest sentence of a speed measurement
 _MIN_EPOCHS = 4  # if fewer epochs fit into the available time, a smaller model learns more
 _GUIDED_WEIGHT = 0.3
@@ -83,7 +83,7 @@ def choose_config(
     | more | 6 | 512 | 16 | 32,000 | 16,000 | 0.0007 | 4 |
 
     Regularization depends on the number of epochs, because a model that sees each pair only a few times
-    cannot overfit: dropout 0.1 below 13 epochs, 0.2 below 25, then 0.3; from 13 epochs on, 10% of the words
+    cannot overfit: dropout 0.1 below 13 epochs, 0.2 below 45, then 0.3; from 13 epochs on, 10% of the words
     are split into random subwords, if the tokens are unigrams. Below 13 epochs, batches are smaller if
     training would otherwise have fewer than 8,000 updates, and the learning rate is at least 0.0015 up to a
     width of 256. Up to 10 million tokens, one head of a Transformer learns to attend to the words that the
