@@ -41,6 +41,12 @@ def test_the_width_alone_may_be_changed(width):
         assert config.model.width == width
 
 
+@pytest.mark.parametrize(("model", "width"), [("transformer", 192), ("recurrent", 256), ("plain", 256)])
+def test_recurrent_models_are_wider(model, width):
+    config = choose_config(CorpusStatistics(pairs=29_000, characters=3.9e6), model)
+    assert (config.model.width, config.training.batch_tokens) == (width, 1250 if width == 192 else 2500)
+
+
 def test_regularization_follows_the_length_of_training(tokens_per_second):
     statistics = CorpusStatistics(pairs=29_000, characters=3.9e6)
     configs = [choose_config(statistics, epochs=epochs) for epochs in (1, 8, 20, 60)]

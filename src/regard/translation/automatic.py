@@ -7,7 +7,7 @@ needs the opposite. Sennrich and Zhang 2019 and Araabi and Monz 2020 report the 
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -53,6 +53,7 @@ _TABLE = (
     _Row(100_000_000, 6, 512, 16, 16_000, 8000, 7e-4, 8),
     _Row(float("inf"), 6, 512, 16, 32_000, 16_000, 7e-4, 4),
 )
+_RECURRENT_TABLE = (*_TABLE[:2], _Row(2_000_000, 3, 256, 8, 4000, 2500, 1e-3, 20), *_TABLE[3:])
 _SMALLEST = 2  # index of the smallest row to use if time is short
 
 
@@ -88,7 +89,8 @@ def choose_config(
     training would otherwise have fewer than 8,000 updates, and the learning rate is at least 0.0015 up to a
     width of 256. Up to 10 million tokens, one head of a Transformer learns to attend to the words that the
     lexical aligner links (guided alignment, Garg et al. 2019). Training stops early if 6 validations in a
-    row bring no improvement. Recurrent models have one or two layers. The number of epochs that fit into
+    row bring no improvement. Recurrent models have one or two layers and, for 500,000 to 2 million tokens,
+    width 256, batches of 2,500 tokens and a learning rate of 0.001. The number of epochs that fit into
     `minutes` is estimated from the speed of a few training steps on random sentences with the changed
     settings.
 
@@ -101,7 +103,10 @@ def choose_config(
     0.1
     """
     base = TranslationConfig.preset("small", model)
-    row, passes = _plan(lambda row: change(_resize(base, row, statistics)), statistics, epochs, minutes)
+    table = _TABLE if model == "transformer" else _RECURRENT_TABLE
+    row, passes = _plan(
+        table, lambda row: change(_resize(base, row, statistics)), statistics, epochs, minutes
+    )
     short = passes < _SHORT_EPOCHS
     batch_tokens, learning_rate = row.batch_tokens, row.learning_rate
     if short:
@@ -147,6 +152,7 @@ def _shrink_batch(row: _Row, tokens: int) -> int:
 
 
 def _plan(
+    table: Sequence[_Row],
     config_of: Callable[[_Row], TranslationConfig],
     statistics: CorpusStatistics,
     epochs: int | None,
@@ -156,18 +162,18 @@ def _plan(
 
     config_of: returns the model settings for a row, including the user's changes.
     """
-    index = next(i for i, row in enumerate(_TABLE) if statistics.tokens <= row.max_tokens)
+    index = next(i for i, row in enumerate(table) if statistics.tokens <= row.max_tokens)
     if epochs or not minutes or not statistics.tokens:
-        return _TABLE[index], epochs or _TABLE[index].epochs
-    config = config_of(_TABLE[index])
+        return table[index], epochs or table[index].epochs
+    config = config_of(table[index])
     passes = _epochs_in(minutes, config, statistics)
     while passes < _MIN_EPOCHS and index > _SMALLEST:
-        smaller = config_of(_TABLE[index - 1])
-        if smaller.model == config.model and _TABLE[index - 1].width < _TABLE[index].width:
+        smaller = config_of(table[index - 1])
+        if smaller.model == config.model and table[index - 1].width < table[index].width:
             break  # the user chose the size
         index, config = index - 1, smaller
         passes = _epochs_in(minutes, config, statistics)
-    return _TABLE[index], passes
+    return table[index], passes
 
 
 def _epochs_in(minutes: float, config: TranslationConfig, statistics: CorpusStatistics) -> int:
