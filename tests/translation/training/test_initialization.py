@@ -78,3 +78,4 @@ def test_the_default_config_suits_the_vocabulary_of_the_folder(tmp_path: Path) -
     choose = _config_choice(None, InitialModel(tmp_path / "first"))
     chosen = choose(CorpusStatistics(pairs=3000, characters=400_000))
     assert (chosen.tokens.kind, chosen.training.subword_sampling) == ("bpe", 0)
+    assert chosen.training.guided_alignment_weight == 0  # trained heads keep their roles

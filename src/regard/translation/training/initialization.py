@@ -55,7 +55,10 @@ class InitialModel(NamedTuple):
         """Return `base` with the folder's architecture and vocabulary, and settings for fine-tuning."""
         loaded = self._settings()
         config = TranslationConfig.from_dict(loaded)
-        training = dataclasses.replace(base.training, learning_rate=LEARNING_RATE)
+        # guided alignment would change the role of a trained head
+        training = dataclasses.replace(
+            base.training, learning_rate=LEARNING_RATE, guided_alignment_weight=0.0
+        )
         if is_pretrained(self.folder) or (self.folder / PRETRAINED).is_dir():
             # a pretrained model was trained neither to copy nor with sampled subwords
             training = dataclasses.replace(training, unknown_rate=0.0, subword_sampling=0.0)
