@@ -42,9 +42,12 @@ def test_the_width_alone_may_be_changed(width):
 
 
 @pytest.mark.parametrize(("model", "width"), [("transformer", 192), ("recurrent", 256), ("plain", 256)])
-def test_recurrent_models_are_wider(model, width):
-    config = choose_config(CorpusStatistics(pairs=29_000, characters=3.9e6), model)
+def test_recurrent_models_are_wider_and_need_dropout_earlier(model, width):
+    statistics = CorpusStatistics(pairs=29_000, characters=3.9e6)
+    config = choose_config(statistics, model)
     assert (config.model.width, config.training.batch_tokens) == (width, 1250 if width == 192 else 2500)
+    dropout = [choose_config(statistics, model, epochs=epochs).model.dropout for epochs in (20, 30, 50)]
+    assert dropout == [0.2, 0.2 if model == "transformer" else 0.3, 0.3]
 
 
 def test_regularization_follows_the_length_of_training(tokens_per_second):

@@ -23,7 +23,7 @@ _MIN_UPDATES = 50  # minimum number of updates between validations
 _SHORT_UPDATES = 8000  # short runs use smaller batches to reach this number of updates
 _MIN_BATCH = 600  # tokens in the smallest batch of a short run
 _SHORT_EPOCHS, _SHORT_LEARNING_RATE = 13, 1.5e-3  # a run with fewer epochs is short
-_LONG_EPOCHS = 45  # a run with at least as many epochs needs more dropout
+_LONG_EPOCHS, _LONG_GUIDED_EPOCHS = 25, 45  # a run with at least as many epochs needs more dropout
 _MAX_LENGTH = 100  # tokens in the longest sentence of a speed measurement
 _MIN_EPOCHS = 4  # if fewer epochs fit into the available time, a smaller model learns more
 _GUIDED_WEIGHT = 0.3
@@ -84,15 +84,15 @@ def choose_config(
     | more | 6 | 512 | 16 | 32,000 | 16,000 | 0.0007 | 4 |
 
     Regularization depends on the number of epochs, because a model that sees each pair only a few times
-    cannot overfit: dropout 0.1 below 13 epochs, 0.2 below 45, then 0.3; from 13 epochs on, 10% of the words
-    are split into random subwords, if the tokens are unigrams. Below 13 epochs, batches are smaller if
-    training would otherwise have fewer than 8,000 updates, and the learning rate is at least 0.0015 up to a
-    width of 256. Up to 10 million tokens, one head of a Transformer learns to attend to the words that the
-    lexical aligner links (guided alignment, Garg et al. 2019). Training stops early if 6 validations in a
-    row bring no improvement. Recurrent models have one or two layers and, for 500,000 to 2 million tokens,
-    width 256, batches of 2,500 tokens and a learning rate of 0.001. The number of epochs that fit into
-    `minutes` is estimated from the speed of a few training steps on random sentences with the changed
-    settings.
+    cannot overfit: dropout 0.1 below 13 epochs, 0.2 below 25, or below 45 with guided alignment, then 0.3;
+    from 13 epochs on, 10% of the words are split into random subwords, if the tokens are unigrams. Below 13
+    epochs, batches are smaller if training would otherwise have fewer than 8,000 updates, and the learning
+    rate is at least 0.0015 up to a width of 256. Up to 10 million tokens, one head of a Transformer learns
+    to attend to the words that the lexical aligner links (guided alignment, Garg et al. 2019). Training
+    stops early if 6 validations in a row bring no improvement. Recurrent models have one or two layers and,
+    for 500,000 to 2 million tokens, width 256, batches of 2,500 tokens and a learning rate of 0.001. The
+    number of epochs that fit into `minutes` is estimated from the speed of a few training steps on random
+    sentences with the changed settings.
 
     >>> from regard.translation.automatic import choose_config
     >>> from regard.translation.data.statistics import CorpusStatistics
@@ -118,9 +118,10 @@ def choose_config(
     changed = change(resized)
     guided = changed.model.kind == "transformer" and statistics.tokens <= _MAX_GUIDED_TOKENS
     sampling = not short and changed.tokens.kind == "unigram"
+    long = passes >= (_LONG_GUIDED_EPOCHS if guided else _LONG_EPOCHS)
     chosen = resized.replace(
         {
-            "model": {"dropout": 0.1 if short else 0.2 if passes < _LONG_EPOCHS else 0.3},
+            "model": {"dropout": 0.1 if short else 0.3 if long else 0.2},
             "training": {
                 "batch_tokens": batch_tokens,
                 "learning_rate": learning_rate,
