@@ -47,7 +47,8 @@ from regard.translation import (
     read_gold,
     read_pairs,
 )
-from regard.translation.alignment.alignment import Alignment, segment_pairs
+from regard.translation.alignment.alignment import Alignment
+from regard.translation.alignment.attention_aligner import segment_pairs
 from regard.translation.alignment.lexical_alignment import LexicalAlignment
 from regard.translation.alignment.links import (
     Links,

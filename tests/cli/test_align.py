@@ -14,7 +14,7 @@ import torch
 pytest.importorskip("typer")
 
 from regard.translation.alignment.aer import error_rate, read_gold
-from regard.translation.alignment.cross_attention import AlignmentHead
+from regard.translation.alignment.alignment_head import AlignmentHead
 from regard.translation.alignment.lexical_aligner import LexicalAligner
 from regard.translation.alignment.links import reverse_links, symmetrize, to_pharaoh
 from regard.translation.data.formats import read_pairs, write_pairs

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from regard.errors import ArgumentError
-from regard.translation.alignment.cross_attention import AlignmentHead
+from regard.translation.alignment.alignment_head import AlignmentHead
 from regard.translation.config import TranslationConfig
 from regard.translation.model_folder import write_config
 from regard.translation.tokens import Tokenizer, TokenizerPair
@@ -26,10 +26,10 @@ TEXT = [
 ] * 5
 
 
-def tokens(kind: str = "bpe") -> TokenizerPair:
-    """Return a shared vocabulary."""
-    shared = Tokenizer.learn(TEXT, kind=kind, size=90)
-    return TokenizerPair(shared, shared)
+def tokens(kind: str = "bpe", shared: bool = True) -> TokenizerPair:
+    """Return a shared vocabulary, or two of different sizes."""
+    source = Tokenizer.learn(TEXT, kind=kind, size=90)
+    return TokenizerPair(source, source if shared else Tokenizer.learn(TEXT, kind=kind, size=80))
 
 
 def config(kind: str = "transformer", max_tokens: int = 40, more: Sequence[str] = ()) -> TranslationConfig:
@@ -44,7 +44,8 @@ def write(
     """Write a model folder."""
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
-    sides, settings = tokens(), config(kind, max_tokens, more)
+    settings = config(kind, max_tokens, more)
+    sides = tokens(shared=settings.tokens.shared)
     model = settings.model.build(sides.sizes())
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.4)  # makes ties unlikely, so rounding does not matter

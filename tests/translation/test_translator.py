@@ -13,8 +13,10 @@ import regard
 from regard.errors import ArgumentError, DTypeError
 from regard.translation import translator as module
 from regard.translation.alignment.alignment import Alignment
-from regard.translation.alignment.cross_attention import AlignmentHead, cross_weights
+from regard.translation.alignment.alignment_head import AlignmentHead
+from regard.translation.alignment.cross_attention import cross_weights
 from regard.translation.decoding.hypothesis import Hypothesis
+from regard.translation.decoding.search import search
 from regard.translation.decoding.strategies import Beam, Greedy, Sample
 from regard.translation.tokens import UNKNOWN
 from regard.translation.translation import Translation
@@ -34,6 +36,11 @@ SENTENCES = [
 ]
 
 
+# functions that `Translator` imports when it calls them
+SEARCH = "regard.translation.decoding.search.search"
+CROSS_WEIGHTS = "regard.translation.alignment.cross_attention.cross_weights"
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folders.write(tmp_path_factory.mktemp("model"))
@@ -41,7 +48,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def translator(folder: Path) -> Translator:
-    return load_translator(folder)
+    translator = load_translator(folder)
+    assert translator.model  # built in torch, so that tests can replace `search`; see test_saved_model.py
+    return translator
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +81,7 @@ class TestTranslate:
         assert translator.translate([]) == []
 
     def test_empty_sentences_do_not_call_the_model(self, translator, monkeypatch):
-        monkeypatch.setattr(module, "search", None)
+        monkeypatch.setattr(SEARCH, None)
         for translation in translator.translate(["", " ", "\t\n\u2003"], alignment=True):
             found = translation.text, translation.tokens, translation.score, translation.note
             assert found == ("", [], 0.0, "")
@@ -90,7 +99,7 @@ class TestTranslate:
         (translation,) = translator.translate("ein Hund bellt", strategy=strategy)
         ids = translator.tokens.source.encode("ein Hund bellt")
         packed = regard.models.Packed.of([[*ids, 2]])
-        expected = module.search(translator.model, packed, strategy, max_new_tokens=2 * len(ids) + 10)[0]
+        expected = search(translator.model, packed, strategy, max_new_tokens=2 * len(ids) + 10)[0]
         decode = translator.tokens.target.decode
         assert texts([translation, *translation.alternatives]) == [
             decode(each.tokens).text for each in expected
@@ -111,7 +120,7 @@ class TestTranslate:
 
     def test_an_unfinished_translation_has_a_note(self, translator, monkeypatch):
         endless = [[Hypothesis([9, 9], -1.0, -2.0, finished=False)]]
-        monkeypatch.setattr(module, "search", lambda *arguments, **options: endless)
+        monkeypatch.setattr(SEARCH, lambda *arguments, **options: endless)
         assert translator.translate("ein")[0].note == "cut off at the maximum length"
 
     @pytest.mark.parametrize(
@@ -164,7 +173,7 @@ class TestLongLines:
 
     def test_long_lines_need_no_more_memory_than_their_parts(self, translator, monkeypatch):
         """The weights of a line of several megabytes would not fit into memory; those of its parts do."""
-        monkeypatch.setattr(module, "search", lambda model, packed, *a, **o: [done] * len(packed))
+        monkeypatch.setattr(SEARCH, lambda model, packed, *a, **o: [done] * len(packed))
         done = [Hypothesis([UNKNOWN], -1.0, -1.0, True)]
         (translation,) = translator.translate("Ω Hund " * 2000)
         assert translation.text.count("Ω") == 2000
@@ -241,9 +250,12 @@ class TestAlignment:
                 torch.testing.assert_close(a.alignment.weights, b.alignment.weights, rtol=1e-4, atol=1e-5)
                 assert a.alignment.to_pharaoh() == b.alignment.to_pharaoh()
 
-    def test_eager_alignments_need_one_call(self, translator, monkeypatch):
+    def test_alignments_are_recorded_by_the_search_or_computed_in_one_call(self, translator, monkeypatch):
         calls = []
-        monkeypatch.setattr(module, "cross_weights", lambda *a: calls.append(a) or cross_weights(*a))
+        monkeypatch.setattr(CROSS_WEIGHTS, lambda *a: calls.append(a) or cross_weights(*a))
+        translator.translate(SENTENCES, alignment=True)
+        assert not calls
+        monkeypatch.setattr("regard.translation.decoding.kernel_search._MAX_RECORDED", 0)
         translator.translate(SENTENCES, alignment=True)
         assert len(calls) == 1
 
@@ -290,8 +302,8 @@ class Scripted:
         weights = torch.zeros(len(ids), pieces)
         for position in range(len(ids)):
             weights[position, (attended or {}).get(position, 0)] = 1
-        self.patch(module, "search", lambda *a, **o: [[Hypothesis(ids, -1.0, -3.0, True)]])
-        self.patch(module, "cross_weights", lambda *a: [weights])
+        self.patch(SEARCH, lambda *a, **o: [[Hypothesis(ids, -1.0, -3.0, True)]])
+        self.patch(CROSS_WEIGHTS, lambda *a: [weights])
         return self.translator.translate(source)[0]
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 SIGNAL_EXIT = 128  # exit status of a process terminated by signal n: 128 + n
 _MAX_BYTES = 1 << 28  # maximum size of a text file
+_GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # of NVIDIA, AMD and, under WSL, both
 
 # options shared by several commands
 ModelFolder = Annotated[
@@ -247,12 +248,9 @@ def load(
     aligning: select the best alignment head if training has not done so yet; print a note unless `quiet`.
     """
     with _paused_collection():
-        import torch
-
-        from regard.translation.alignment.cross_attention import has_cross_attention
         from regard.translation.translator import load_translator
 
-        device = device or ("cuda" if torch.cuda.is_available() and dtype != "int8" else "cpu")
+        device = device or ("cpu" if dtype == "int8" else _default_device())
         source, target = (None, None) if languages is None else parse_languages(languages)
         translator = load_translator(folder, source=source, target=target, device=device, dtype=dtype)
     if dtype == "bfloat16" and str(device) == "cpu" and not quiet:
@@ -265,9 +263,21 @@ def load(
             )
     if is_pretrained(folder):
         return translator  # a pretrained model guesses its alignment head on first use
-    if aligning and has_cross_attention(translator.model) and not translator.config.get("alignment"):
-        _select_head(translator, folder, quiet)
+    if aligning and not translator.config.get("alignment"):
+        from regard.translation.alignment.cross_attention import has_cross_attention
+
+        if has_cross_attention(translator.model):
+            _select_head(translator, folder, quiet)
     return translator
+
+
+def _default_device() -> str:
+    """Return "cuda" if torch can use a GPU. Without the files of a driver, torch is not imported to ask."""
+    if sys.platform == "linux" and not any(map(os.path.exists, _GPU_FILES)):
+        return "cpu"
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @contextmanager

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from regard.errors import DTypeError
 from regard.mechanism.call.problem import Problem, empty_in_order, empty_results, kind
+from regard.mechanism.kernels.dtypes import TYPES
 from regard.mechanism.kernels.library import DESCRIPTION as DESCRIPTION
-from regard.mechanism.kernels.library import KERNELS, MATCHES, NORMALIZERS, SCORES, SLOTS, TYPES
+from regard.mechanism.kernels.library import KERNELS, MATCHES, NORMALIZERS, SCORES, SLOTS
 from regard.mechanism.normalizers import BUILT_IN_TYPES, Normalizer, Sigmoid, Softmax
 from regard.mechanism.torch_state import probes
 

@@ -4,9 +4,9 @@ from regard.translation.alignment.aer import error_rate as error_rate
 from regard.translation.alignment.aer import read_gold as read_gold
 from regard.translation.alignment.aer import read_pharaoh as read_pharaoh
 from regard.translation.alignment.alignment import Alignment as Alignment
-from regard.translation.alignment.alignment import align as align
-from regard.translation.alignment.alignment import select_alignment_head as select_alignment_head
-from regard.translation.alignment.cross_attention import AlignmentHead as AlignmentHead
+from regard.translation.alignment.alignment_head import AlignmentHead as AlignmentHead
+from regard.translation.alignment.attention_aligner import align as align
+from regard.translation.alignment.attention_aligner import select_alignment_head as select_alignment_head
 from regard.translation.alignment.lexical_aligner import LexicalAligner as LexicalAligner
 from regard.translation.alignment.lexical_alignment import LexicalAlignment as LexicalAlignment
 from regard.translation.alignment.links import Links as Links

@@ -330,7 +330,7 @@ class _PrefixDecoder:
                 if remaining[key] < 0:
                     free.append(position)
             if free:
-                at = next_copy(free, attention)
+                at = next_copy(free, attention.tolist())
                 self._copied_tokens[len(self._tokens)] = source.word_of[at], source.unknown[at]
                 text = source.unknown[at] if by_word else copied_text(source, at)
             else:

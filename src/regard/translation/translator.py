@@ -3,34 +3,25 @@
 import math
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy
 
 from regard._util.checks import check_sentences, check_type
 from regard._util.text import shorten
 from regard.errors import ArgumentError, DTypeError
 from regard.models.configs import Precision
-from regard.models.inference.quantization import quantize
-from regard.models.seq2seq import Seq2Seq
-from regard.translation.alignment.alignment import Alignment, align, check_size
-from regard.translation.alignment.cross_attention import (
-    AlignmentHead,
-    cross_attention_layers,
-    cross_weights,
-    has_cross_attention,
-)
-from regard.translation.decoding.constraints import Constraints
+from regard.translation.alignment.alignment import Alignment, Array, check_size, to_array
+from regard.translation.alignment.alignment_head import AlignmentHead
 from regard.translation.decoding.hypothesis import Hypothesis
-from regard.translation.decoding.scoring import token_log_probabilities
-from regard.translation.decoding.search import batch_by_length, search
+from regard.translation.decoding.kernel_search import split_by_length
 from regard.translation.decoding.strategies import Beam, Sample, Strategy, check_batch_size
 from regard.translation.long_lines import max_translation_tokens
 from regard.translation.model_folder import CALIBRATION, is_pretrained
-from regard.translation.pretrained.loader import check_no_languages, read_pretrained
+from regard.translation.saved_model import SavedModel, read_saved_model
 from regard.translation.streaming import batch_lines
 from regard.translation.text.candidate import TOO_LONG, Candidate, join_parts, rank_candidates
 from regard.translation.text.domain import Domain
@@ -42,18 +33,24 @@ from regard.translation.text.tags import place_tags, write_tags
 from regard.translation.text.target import DecodedPart, TargetPart, lost_spans, write_part
 from regard.translation.text.terms import Terms, encode_terms
 from regard.translation.tokens import TokenizerPair
-from regard.translation.training.checkpoint import load_model
 from regard.translation.translation import Translation
+
+if TYPE_CHECKING:
+    import torch
+
+    from regard.models.seq2seq import Seq2Seq
 
 MAX_TOKENS = 256  # default for corpus.max_tokens: maximum number of source tokens to translate at once
 _SORTED_BATCHES = 8  # number of batches whose sentences are sorted by length together
 _NOTHING = Hypothesis([], 0.0, 0.0, finished=True)  # for a part without text
+_LOADING = threading.Lock()  # held while a saved model is built in torch
 
 
 class Translator:
     """A model with its vocabularies. `load_translator` loads one from a model folder.
 
-    model, tokens: a trained model, and its source and target vocabularies.
+    model, tokens: a trained model, and its source and target vocabularies. A `SavedModel` becomes a torch
+        module when `model` is first used; beam search in the kernels does not need one.
     alignment_head: the layer and heads from which alignments are read.
     config: the contents of the model folder's config.json.
     dtype: precision of the computation: "float32", "bfloat16" or "int8" (see `regard.models.quantize`); None
@@ -77,7 +74,7 @@ class Translator:
 
     def __init__(
         self,
-        model: Seq2Seq,
+        model: "Seq2Seq | SavedModel",
         tokens: TokenizerPair,
         *,
         alignment_head: AlignmentHead | None = None,
@@ -86,10 +83,13 @@ class Translator:
         profile: TextProfile | None = None,
         memory: Callable[[], TranslationMemory] | None = None,
     ) -> None:
-        self.model, self.tokens = model if dtype is None else quantize(model, dtype), tokens
+        self._saved = model if isinstance(model, SavedModel) else None
+        self._model = None if isinstance(model, SavedModel) else _quantize(model, dtype)
+        self.tokens = tokens
         self.alignment_head, self.config = alignment_head or AlignmentHead(), config or {}
         settings = self.config.get("settings", {})
-        self._max_positions = model.max_length or sys.maxsize
+        limited = model.transformer if isinstance(model, SavedModel) else model
+        self._max_positions = limited.max_length or sys.maxsize
         max_tokens = settings.get("corpus", {}).get("max_tokens", MAX_TOKENS)
         around = len(tokens.special.source([]))  # positions taken by the end token and a language token
         self.max_tokens: int = min(max_tokens, self._max_positions - around)
@@ -97,6 +97,16 @@ class Translator:
         copies = bool(settings.get("training", {}).get("unknown_rate"))
         self.reader = SourceReader(tokens.source, self.profile, max_tokens=self.max_tokens, copies=copies)
         self._load_memory = memory
+
+    @property
+    def model(self) -> "Seq2Seq":
+        """The model. It may be changed; the next translation uses the changed model."""
+        if self._model is None:
+            with _LOADING:
+                if self._model is None:
+                    assert self._saved is not None
+                    self._model = self._saved.to_torch()
+        return self._model
 
     @cached_property
     def domain(self) -> Domain | None:
@@ -139,7 +149,7 @@ class Translator:
         """
         check_batch_size(batch_size)
         if alignment:
-            cross_attention_layers(self.model)  # raises for a model without attention, before decoding
+            self._check_attention()  # before decoding
         if terms is not None and not isinstance(terms, Terms):
             terms = Terms(terms)
         if terms is not None and isinstance(strategy, Sample) and not self.reader.copies:
@@ -219,11 +229,14 @@ class Translator:
         alignment_head: layer, heads and shift to read; default: the translator's `alignment_head`.
         """
         head = self.alignment_head if alignment_head is None else alignment_head
+        from regard.translation.alignment.attention_aligner import align
+
         check_type("align got an alignment_head", head, AlignmentHead, "AlignmentHead(layer=-1)")
         return align(self.model, self.tokens, pairs, head)
 
     def __repr__(self) -> str:
-        return f"Translator({type(self.model).__name__}, {self.tokens!r})"
+        name = "Transformer" if self._model is None else type(self._model).__name__
+        return f"Translator({name}, {self.tokens!r})"
 
     def _search(
         self, lines: Sequence[SourceLine], strategy: Strategy, batch_size: int, alignment: bool
@@ -260,41 +273,83 @@ class Translator:
         sources = [parts[i].ids for i in indices]
         phrases = [encode_terms(parts[i].terms, self.tokens.target) for i in indices]
         by_token = self.tokens.target.kind == "words"  # unknown words are then copied by alignment
-        device, special = self.model.output_weight.device, self.tokens.special
-        source_unknown = self.tokens.source.special.unknown
-        for batch, packed in batch_by_length(sources, batch_size, device, special):
+        special, source_unknown = self.tokens.special, self.tokens.source.special.unknown
+        for batch in split_by_length(sources, batch_size):
             limits = [
                 min(self.max_new_tokens(len(sources[i])) + sum(map(len, phrases[i])), self._max_positions)
                 for i in batch
             ]
-            unknown = [sources[i].count(source_unknown) for i in batch]
-            inner = self._inner_tokens if any(phrases[i] for i in batch) else ()
-            constraints = Constraints([phrases[i] for i in batch], None if by_token else unknown, inner)
-            hypotheses = search(
-                self.model,
-                packed,
+            unknown = None if by_token else [sources[i].count(source_unknown) for i in batch]
+            hypotheses = self._search_batch(
+                [special.source(sources[i]) for i in batch],
                 strategy,
-                max_new_tokens=limits,
-                attention_layer=layer,
-                constraints=constraints,
+                limits,
+                [phrases[i] for i in batch],
+                unknown,
+                layer,
             )
             decoded.update((indices[i], ranked) for i, ranked in zip(batch, hypotheses, strict=True))
         return [decoded[i] for i in range(len(parts))]
 
+    def _search_batch(
+        self,
+        sources: Sequence[list[int]],
+        strategy: Strategy,
+        limits: Sequence[int],
+        phrases: Sequence[Sequence[Sequence[int]]],
+        max_unknown: Sequence[int] | None,
+        layer: int | None,
+    ) -> list[list[Hypothesis]]:
+        """Decode a batch, without torch if possible.
+
+        sources: token ids with special tokens. phrases, max_unknown: see `Constraints`.
+        """
+        if self._model is None and self._saved is not None and not any(phrases):
+            hypotheses = self._saved.search(
+                sources, strategy, limits, attention_layer=layer, max_unknown=max_unknown
+            )
+            if hypotheses is not None:
+                return hypotheses
+        from regard.models.packed import Packed
+        from regard.translation.decoding.constraints import Constraints
+        from regard.translation.decoding.search import search
+
+        inner = self._inner_tokens if any(phrases) else ()
+        return search(
+            self.model,
+            Packed.of(sources, self.model.output_weight.device),
+            strategy,
+            max_new_tokens=limits,
+            attention_layer=layer,
+            constraints=Constraints(phrases, max_unknown, inner),
+        )
+
     def max_new_tokens(self, source_tokens: int) -> int:
         """Return the maximum length of a translation, including its end token."""
-        limit, decoding = max_translation_tokens(source_tokens), self.model.decoding
+        limit = max_translation_tokens(source_tokens)
+        decoding = None if self._model is None else self._model.decoding
         return limit if decoding is None else decoding.max_new_tokens(default=limit)
 
     @cached_property
     def _attends(self) -> bool:
-        return has_cross_attention(self.model)
+        if self._model is None:  # a Transformer
+            return True
+        from regard.translation.alignment.cross_attention import has_cross_attention
+
+        return has_cross_attention(self._model)
+
+    def _check_attention(self) -> None:
+        """Raise an error for a model without cross-attention."""
+        if not self._attends:
+            from regard.translation.alignment.cross_attention import cross_attention_layers
+
+            cross_attention_layers(self.model)
 
     @cached_property
     def _inner_tokens(self) -> list[int]:
         return self.tokens.target.inner_tokens()
 
-    def _weigh(self, parts: Sequence[DecodedPart]) -> dict[int, Tensor]:
+    def _weigh(self, parts: Sequence[DecodedPart]) -> dict[int, Array]:
         """Return weights (target tokens, source tokens) by id(part); {} if the model has no attention."""
         if not parts or not self._attends:
             return {}
@@ -303,16 +358,20 @@ class Translator:
         }
         known = {part: matrix for part, matrix in recorded.items() if matrix is not None}
         parts = [part for part in parts if id(part) not in known]
+        if not parts:
+            return known
+        from regard.translation.alignment.cross_attention import cross_weights
+
         sources = [part.source.ids for part in parts]
         targets = [part.hypothesis.tokens for part in parts]
         weights = cross_weights(self.model, sources, targets, self.alignment_head)
-        return known | {id(part): matrix for part, matrix in zip(parts, weights, strict=True)}
+        return known | {id(part): to_array(matrix) for part, matrix in zip(parts, weights, strict=True)}
 
     def _finish(
         self,
         line: SourceLine,
         candidate: Candidate,
-        weights: Mapping[int, Tensor],
+        weights: Mapping[int, Array],
         rates: Mapping[int, list[float]] | None,
     ) -> Translation:
         """Convert token ids to text, insert copied text, and join the parts."""
@@ -356,33 +415,40 @@ class Translator:
         if not line.tags:
             return words
         ready = all(text.weights is not None or not text.decoded.part.ids for text in texts)
-        weights = self._align(line, texts).weights if ready and self._attends else None
+        weights = self._align_words(line, texts) if ready and self._attends else None
         return write_tags(line.tags, place_tags(line.tags, line.ranges, len(words), weights), words)
 
     def _align(self, line: SourceLine, texts: Sequence[TargetPart]) -> Alignment:
         """Align a finished translation by attention; a copied word has weight 1 on its source word."""
         words = [word.text for text in texts for word in text.words]
-        check_size("The line", "words", len(line.words), len(words))
-        if texts and not self._attends:
-            cross_attention_layers(self.model)  # raises for a model without attention
+        return Alignment(line.words, words, self._align_words(line, texts))
+
+    def _align_words(self, line: SourceLine, texts: Sequence[TargetPart]) -> Array:
+        """Return the weights of the alignment, (target words, source words)."""
+        words = sum(len(text.words) for text in texts)
+        check_size("The line", "words", len(line.words), words)
+        if texts:
+            self._check_attention()
         unread = [text.decoded for text in texts if text.weights is None and text.decoded.part.ids]
         computed = self._weigh(unread)
         if len(texts) == 1 and texts[0].weights is not None:  # one part: its weights are the line's
             part_weights = texts[0].word_weights(texts[0].weights)
-            if part_weights.shape == (len(words), len(line.words)):
-                return Alignment(tuple(line.words), tuple(words), part_weights)
-        weights, row = torch.zeros(len(words), len(line.words)), 0
+            if part_weights.shape == (words, len(line.words)):
+                return part_weights
+        weights, row = numpy.zeros((words, len(line.words)), numpy.float32), 0
         for text in texts:
             part = text.decoded.part
-            zeros = torch.zeros(len(text.segmentation.ids), len(part.ids))
+            zeros = numpy.zeros((len(text.segmentation.ids), len(part.ids)), numpy.float32)
             token_weights = computed.get(id(text.decoded), zeros if text.weights is None else text.weights)
             block, column = text.word_weights(token_weights), part.first_word
             weights[row : row + len(block), column : column + block.shape[1]] = block
             row += len(block)
-        return Alignment(tuple(line.words), tuple(words), weights)
+        return weights
 
     def _rate(self, parts: Sequence[DecodedPart]) -> dict[int, list[float]]:
         """Return the token log probabilities of each part, by id(part)."""
+        from regard.translation.decoding.scoring import token_log_probabilities
+
         sources, targets = [part.part.ids for part in parts], [part.hypothesis.tokens for part in parts]
         values = token_log_probabilities(self.model, sources, targets)
         return {id(part): logs for part, logs in zip(parts, values, strict=True)}
@@ -396,12 +462,20 @@ class Translator:
         return [math.exp(value) for text in texts for value in text.mean_over_words(rates[id(text.decoded)])]
 
 
+def _quantize(model: "Seq2Seq", dtype: Precision | None) -> "Seq2Seq":
+    if dtype is None:
+        return model
+    from regard.models.inference.quantization import quantize
+
+    return quantize(model, dtype)
+
+
 def load_translator(
     folder: str | os.PathLike[str],
     *,
     source: str | None = None,
     target: str | None = None,
-    device: torch.device | str = "cpu",
+    device: "torch.device | str" = "cpu",
     dtype: Precision | None = None,
 ) -> Translator:
     """Load a translator from a folder written by `regard train` or in Hugging Face format.
@@ -418,13 +492,24 @@ def load_translator(
     regard.errors.ArgumentError: 'no/such/folder' does not exist. ...
     """
     if is_pretrained(folder):
+        from regard.translation.pretrained.loader import read_pretrained
         from regard.translation.pretrained.translator import PretrainedTranslator  # imports this module
 
         contents = read_pretrained(folder, source, target)
         return PretrainedTranslator(contents.load().to(device), contents, dtype=dtype)
-    check_no_languages(folder, source, target)
-    model, tokens, config = load_model(folder)
-    model.to(device)
+    if source is not None or target is not None:
+        from regard.translation.pretrained.loader import check_no_languages
+
+        check_no_languages(folder, source, target)
+    saved = read_saved_model(folder, dtype) if str(device) == "cpu" else None
+    if saved is not None:
+        model: SavedModel | Seq2Seq = saved.model
+        _, tokens, config = saved
+    else:
+        from regard.translation.training.checkpoint import load_model
+
+        model, tokens, config = load_model(folder)
+        model.to(device)
     head = config.get("alignment")
     return Translator(
         model,

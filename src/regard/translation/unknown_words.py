@@ -9,11 +9,12 @@ import math
 import unicodedata
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from regard.translation.tokens import UNKNOWN, Kind, Segmentation
+
+if TYPE_CHECKING:
+    from regard.translation.alignment.alignment import Array
 
 _SENTENCE_ENDS = ".!?…。！？"
 _CLOSING = "\"'»«”“’‘)]}"
@@ -45,7 +46,7 @@ class TargetWord(NamedTuple):
 def replace_unknown(
     ids: Sequence[int],
     source: Segmentation,
-    weights: Tensor | None,
+    weights: "Array | None",
     kind: Kind,
     unknown: int = UNKNOWN,
 ) -> Replacements:
@@ -71,7 +72,7 @@ def replace_unknown(
     return Replacements(texts, pairs)
 
 
-def _match(targets: Sequence[int], sources: Sequence[int], weights: Tensor) -> list[tuple[int, int]]:
+def _match(targets: Sequence[int], sources: Sequence[int], weights: "Array") -> list[tuple[int, int]]:
     """Match targets to sources, using each at most once: in source order, unless the weights clearly differ.
 
     Unknown tokens look alike to the model, so small differences of their weights say little. Starting from
@@ -125,10 +126,10 @@ def _match_in_order(table: Sequence[Sequence[float]]) -> dict[int, int]:
     return dict(sorted(result.items()))
 
 
-def next_copy(sources: Sequence[int], weights: Tensor) -> int:
+def next_copy(sources: Sequence[int], weights: Sequence[float]) -> int:
     """Return the source token to copy next: the first, unless another one has a clearly larger weight."""
-    best = max(sources, key=lambda source: float(weights[source]))
-    return best if float(weights[best] - weights[sources[0]]) >= _ORDER else sources[0]
+    best = max(sources, key=weights.__getitem__)
+    return best if weights[best] - weights[sources[0]] >= _ORDER else sources[0]
 
 
 def untranslated_words(source: Segmentation, copied: set[int]) -> list[int]:
@@ -142,7 +143,7 @@ def insert_words(
     words: Sequence[str],
     source: Segmentation,
     missing: Mapping[int, Sequence[str]],
-    weights: Tensor | None,
+    weights: "Array | None",
     copies: Mapping[int, int] = MappingProxyType({}),
 ) -> list[TargetWord]:
     """Insert copies of the missing source words.
@@ -223,7 +224,7 @@ def _core(source: Segmentation, word: int) -> tuple[str, str]:
 
 
 def _preceding_word(
-    word: int, targets: int, sources: int, missing: Mapping[int, Sequence[str]], weights: Tensor | None
+    word: int, targets: int, sources: int, missing: Mapping[int, Sequence[str]], weights: "Array | None"
 ) -> tuple[int, float]:
     """Return the target word after which to insert a missing source word, or −1, and its weight."""
     known = [other for other in range(word) if other not in missing]
@@ -233,8 +234,9 @@ def _preceding_word(
         return -1, 0.0
     if weights is None:
         return -(-word * targets // sources) - 1, 0.0
-    weight, previous = weights[:, known[-1]].max(0)
-    return int(previous), float(weight)
+    column = weights[:, known[-1]]
+    previous = int(column.argmax())
+    return previous, float(column[previous])
 
 
 def _in_source_order(word: int, previous: int, targets: int, positions: Mapping[int, int]) -> int:

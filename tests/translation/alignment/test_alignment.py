@@ -17,14 +17,10 @@ from regard.models.seq2seq import Seq2Seq
 from regard.translation import Segmentation, Tokenizer, TokenizerPair
 from regard.translation.alignment import cross_attention
 from regard.translation.alignment.aer import GoldAlignment, error_rate
-from regard.translation.alignment.alignment import (
-    Alignment,
-    align,
-    merge,
-    rate_alignment_heads,
-    select_alignment_head,
-)
-from regard.translation.alignment.cross_attention import AlignmentHead, cross_weights
+from regard.translation.alignment.alignment import Alignment, merge
+from regard.translation.alignment.alignment_head import AlignmentHead
+from regard.translation.alignment.attention_aligner import align, rate_alignment_heads, select_alignment_head
+from regard.translation.alignment.cross_attention import cross_weights
 from regard.translation.alignment.links import Links
 from regard.translation.tokens import END, START
 from tests.cases import looped
@@ -185,7 +181,7 @@ def segmented(word_of: list[int], words: int) -> Segmentation:
 def test_merged_weights_sum_over_source_and_average_over_target(target_of, source_of, seed):
     source, target = segmented(sorted(source_of), 4), segmented(sorted(target_of), 5)
     weights = torch.rand(2, len(target_of), len(source_of), generator=torch.Generator().manual_seed(seed))
-    merged = merge(source, target, weights)
+    merged = torch.from_numpy(merge(source, target, weights.numpy()))
     assert merged.shape == (2, 5, 4)
     for t in range(5):
         for s in range(4):
@@ -198,8 +194,8 @@ def test_merged_weights_sum_over_source_and_average_over_target(target_of, sourc
 def test_weights_of_any_float_type_are_merged():
     source, target = segmented([0, 0, 1], 2), segmented([0], 1)
     for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
-        merged = merge(source, target, torch.tensor([[0.25, 0.25, 0.5]], dtype=dtype, requires_grad=True))
-        assert merged.tolist() == [[0.5, 0.5]]
+        weights = torch.tensor([[0.25, 0.25, 0.5]], dtype=dtype, requires_grad=True)
+        assert Alignment.of(source, target, weights).weights.tolist() == [[0.5, 0.5]]
 
 
 def test_tokens_without_a_word_are_dropped():

@@ -7,7 +7,8 @@ from torch import Tensor
 from regard.errors import ArgumentError
 from regard.models import Packed, Transformer, TransformerConfig
 from regard.models.recurrent import RecurrentConfig, RecurrentSeq2Seq
-from regard.translation.alignment.cross_attention import AlignmentHead, cross_weights
+from regard.translation.alignment.alignment_head import AlignmentHead
+from regard.translation.alignment.cross_attention import cross_weights
 from regard.translation.alignment.guided_loss import guide_head, token_links
 from regard.translation.tokens import END, START, Segmentation
 

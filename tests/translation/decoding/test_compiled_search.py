@@ -369,7 +369,7 @@ def test_changes_of_a_shallow_copy_and_of_a_class_are_noticed():
 
 
 def test_large_weights_are_not_recorded(monkeypatch):
-    monkeypatch.setattr("regard.translation.decoding.compiled_search._MAX_RECORDED", 2000)
+    monkeypatch.setattr("regard.translation.decoding.kernel_search._MAX_RECORDED", 2000)
     model = make()
     assert all(h.weights is None for ranked in compiled(model, attention_layer=0) for h in ranked)
     (ranked,) = compiled(model, [[5, 2]], attention_layer=0)
@@ -408,6 +408,6 @@ def test_the_search_can_be_interrupted(monkeypatch):
     def stop():
         raise interrupt.Interrupted
 
-    monkeypatch.setattr("regard.translation.decoding.compiled_search._SECONDS", 0.0)
+    monkeypatch.setattr("regard.translation.decoding.kernel_search._SECONDS", 0.0)
     with interrupt.checked_by(stop), pytest.raises(interrupt.Interrupted):
         compiled(make())

@@ -18,7 +18,8 @@ import regard
 from regard.mechanism import fused
 from regard.models import Packed, RecurrentConfig, RecurrentSeq2Seq, Transformer, TransformerConfig, quantize
 from regard.models.seq2seq import Seq2Seq, State
-from regard.translation.alignment.cross_attention import AlignmentHead, cross_weights, drop_special_tokens
+from regard.translation.alignment.alignment_head import AlignmentHead, drop_special_tokens
+from regard.translation.alignment.cross_attention import cross_weights
 from regard.translation.decoding.extenders import _best_extensions, _best_tokens, _first_rows
 from regard.translation.decoding.search import Hypothesis, search
 from regard.translation.decoding.strategies import Beam, Greedy, Sample
@@ -512,7 +513,7 @@ def test_recorded_weights_equal_those_of_forced_decoding(precision):
             for (source, h), matrix in zip(pairs, expected, strict=True):
                 if h.finished or shift == "output":
                     rows = drop_special_tokens(h.weights[1], len(h.tokens), len(source) - 1, shift)
-                    torch.testing.assert_close(rows, matrix, atol=1e-5, rtol=1e-4)
+                    torch.testing.assert_close(torch.from_numpy(rows), matrix, atol=1e-5, rtol=1e-4)
 
 
 def test_models_that_record_nothing_return_no_weights():

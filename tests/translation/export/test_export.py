@@ -12,7 +12,7 @@ import regard
 from regard.errors import ArgumentError
 from regard.models import Transformer, TransformerConfig
 from regard.translation import Greedy, Tokenizer, TokenizerPair, Translator
-from regard.translation.alignment.cross_attention import AlignmentHead
+from regard.translation.alignment.alignment_head import AlignmentHead
 from regard.translation.decoding.search import batch_by_length, search
 from regard.translation.export.export import NAMES, _write, export_translator
 from regard.translation.export.plan import Plan

@@ -115,7 +115,8 @@ def test_alignment_view_and_watch(folder: Pretrained) -> None:
 def test_special_tokens_are_dropped_from_alignments(m2m_100: Pretrained) -> None:
     """The columns of an alignment are the words, without the language token before them."""
     translator = regard.load_translator(m2m_100.path, **m2m_100.languages)
-    from regard.translation.alignment.cross_attention import AlignmentHead, cross_weights, layer_name
+    from regard.translation.alignment.alignment_head import AlignmentHead
+    from regard.translation.alignment.cross_attention import cross_weights, layer_name
 
     head, special = AlignmentHead(-1, (0,), "output"), translator.tokens.special
     source, target = translator.tokens.source.encode(SOURCES[0]), [5, 6]

@@ -10,7 +10,7 @@ import torch
 
 from regard.errors import ArgumentError, DTypeError
 from regard.translation import load_translator
-from regard.translation.alignment.cross_attention import AlignmentHead
+from regard.translation.alignment.alignment_head import AlignmentHead
 from regard.translation.config import TranslationConfig
 from regard.translation.data.pairs import Pair
 from regard.translation.model_folder import CONFIG, MODEL, read_config

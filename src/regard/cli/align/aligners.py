@@ -16,7 +16,7 @@ from regard.translation.alignment.output import AlignedPair, batch_pairs
 from regard.translation.model_folder import is_pretrained
 
 if TYPE_CHECKING:
-    from regard.translation.alignment.cross_attention import AlignmentHead
+    from regard.translation.alignment.alignment_head import AlignmentHead
     from regard.translation.alignment.lexical_aligner import LexicalAligner
     from regard.translation.alignment.links import Links
     from regard.translation.translator import Translator

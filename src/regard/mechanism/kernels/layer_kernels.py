@@ -4,12 +4,13 @@ These functions do not check their arguments; the layers that call them do.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.mechanism.kernels.library import KERNELS, NORMALIZERS, SLOTS, TYPES
+from regard.mechanism.kernels.dtypes import TYPES
+from regard.mechanism.kernels.library import KERNELS, NORMALIZERS, SLOTS
 
 _DROPOUT_KINDS = {"add": 0, "relu": 1, "relu_back": 2}
 _DROPOUT_TYPES = (torch.float32, torch.bfloat16)
@@ -132,22 +133,3 @@ def decode(
 def decode_step(numbers: list[int], eps: float) -> bool:
     """Run a decoding step of a Transformer (kernels/decoder_step.h); return whether the result is finite."""
     return KERNELS.step(numbers, eps, torch.get_num_threads())
-
-
-def start_search(
-    numbers: list[int],
-    factors: tuple[float, float, float, float],
-    options: list[int],
-    length_penalty: float,
-    prune_threshold: float,
-    start: list[int],
-    sentences: list[tuple[list[int], int, int]],
-) -> Any:
-    """Start a beam search (kernels/search.h). Call `run(seconds)` until it returns True, then `results()`.
-
-    numbers, factors, options: see `start_search` in kernels/module.cpp.
-    sentences: source tokens, maximum length and maximum number of unknown tokens (−1: any) of each sentence.
-    """
-    return KERNELS.Search(
-        numbers, factors, options, length_penalty, prune_threshold, start, sentences, torch.get_num_threads()
-    )

@@ -1,28 +1,23 @@
-"""The compiled C++ kernels, and their numeric codes for tensors, scores, normalizers and dtypes."""
+"""The compiled C++ kernels, and their numeric codes for tensors, scores and normalizers.
+
+This module does not import torch unless the kernels need torch's OpenMP library; `dtypes` has the codes for
+dtypes.
+"""
 
 import importlib
 import os
+import sys
+from types import ModuleType
 from typing import Any
 
-import torch
-
 from regard.errors import ArgumentError
-
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "int64": torch.int64,
-    "boolean": torch.bool,
-    "int8": torch.int8,
-}
 
 
 def _load() -> tuple[Any, str]:
     """Return the compiled kernels and their description, or None and the reason why they are missing."""
     isa = os.environ.get("REGARD_ISA")
     try:
-        kernels = importlib.import_module("regard.mechanism._kernels")
+        kernels = _import_kernels()
     except ImportError as error:
         reason = f"the kernels are not available ({error}); install a C++ compiler and reinstall regard"
         if isa:
@@ -38,12 +33,21 @@ def _load() -> tuple[Any, str]:
     return kernels, f"C++ kernels for {isa or kernels.available()[0]}"
 
 
+def _import_kernels() -> ModuleType:
+    try:
+        return importlib.import_module("regard.mechanism._kernels")
+    except ImportError:
+        if "torch" in sys.modules:
+            raise
+        importlib.import_module("torch")  # on a system without OpenMP, torch's own library serves both
+        return importlib.import_module("regard.mechanism._kernels")
+
+
 KERNELS, DESCRIPTION = _load()
 # Numeric codes from kernels/abi.h; empty if the kernels are missing.
 SLOTS: dict[str, int] = getattr(KERNELS, "SLOTS", {})
 SCORES: dict[str, int] = getattr(KERNELS, "SCORES", {})
 NORMALIZERS: dict[str | None, int] = getattr(KERNELS, "NORMALIZERS", {})
-TYPES = {_DTYPES[name]: i for name, i in getattr(KERNELS, "TYPES", {}).items() if name in _DTYPES}
 MATCHES: int = getattr(KERNELS, "MATCHES", 0)  # token matches per row in `fused.sums`
 
 

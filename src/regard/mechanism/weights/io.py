@@ -1,6 +1,5 @@
 """Save and load lazy weights as safetensors files, with the configuration as JSON metadata (no pickle)."""
 
-import hashlib
 import json
 import math
 import os
@@ -14,6 +13,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from regard._util.checks import check_int, check_number
+from regard._util.checksums import TensorDigest
 from regard._util.files import check_loadable, write_atomic
 from regard.errors import ArgumentError
 from regard.mechanism.call.problem import Problem, ProblemConfig, deserialize, kind, serialize
@@ -67,11 +67,10 @@ def checksum(names: Iterable[str], read: Callable[[str], Tensor], about: str = "
 
     read: function that returns the tensor with a given name. Only one tensor is in memory at a time.
     """
-    digest = hashlib.sha256(about.encode())
+    digest = TensorDigest(about)
     for name in sorted(names):
         tensor = read(name).detach().cpu().contiguous()
-        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+        digest.add(name, str(tensor.dtype), tensor.shape, tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -12,11 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as global_state
 
+from regard.models.inference.transformer_layout import (
+    StackSizes,
+    TransformerParameters,
+    stack_numbers,
+)
 from regard.models.layers import decoder_step
 from regard.models.layers.attention import MultiHeadAttention
-from regard.models.layers.blocks import DecoderBlock, EncoderBlock, FeedForward, Residual, Stack
+from regard.models.layers.blocks import DecoderBlock, FeedForward, Residual, Stack
 from regard.models.layers.dropout import fast_modules
 from regard.models.layers.embedding import Embedding
+from regard.models.layers.int8_packing import COLUMNS
 from regard.models.layers.linear import Int8Linear
 from regard.models.layers.position_encoding import PositionEncoding
 from regard.models.layers.positions.learned import LearnedPositions
@@ -24,8 +30,6 @@ from regard.models.layers.positions.sinusoidal import SinusoidalPositions
 from regard.models.seq2seq import INT8_OUTPUT
 from regard.models.transformer import OutputProjection, Transformer
 
-_COLUMNS = 16  # columns per block of int8 weights: see kernels/linear.h
-_NO_LAYER, _NO_NORM = [0, 0, 0], [0, 0]
 _CACHE = "_compiled_addresses"
 _SETTINGS: dict[type, tuple[str, ...]] = {  # attributes on which the numbers depend
     Transformer: ("output_scale",),
@@ -38,44 +42,41 @@ _SETTINGS: dict[type, tuple[str, ...]] = {  # attributes on which the numbers de
 }
 
 
-class CompiledTransformer(NamedTuple):
-    """Addresses and sizes of a Transformer's parameters.
+def read_parameters(
+    model: Transformer, source_length: int, target_length: int
+) -> TransformerParameters | None:
+    """Return None if the kernels do not support the model, or if it is watched, edited or hooked.
 
-    numbers, factors: see `start_search` in kernels/module.cpp.
-    kept: tensors that must not be freed while the numbers are in use.
+    source_length, target_length: maximum numbers of source and target tokens.
     """
-
-    numbers: list[int]
-    factors: tuple[float, float, float, float]
-    kept: list[Tensor]
-
-    @classmethod
-    def of(cls, model: Transformer, source_length: int, target_length: int) -> "CompiledTransformer | None":
-        """Return None if the kernels do not support the model, or if it is watched, edited or hooked.
-
-        source_length, target_length: maximum numbers of source and target tokens.
-        """
-        addresses = _read_addresses(model)
-        if addresses is None:
-            return None
-        source_embedding = model.source_embedding or model.embedding
-        tables = [
-            _position_table(model.encoder.positions, source_length, source_embedding.embedding_dim),
-            _position_table(model.decoder.positions, target_length, model.embedding.embedding_dim),
-        ]
-        if tables[0] is None or tables[1] is None:
-            return None
-        numbers = list(addresses.numbers)
-        for embedding, table in zip((source_embedding, model.embedding), tables, strict=True):
-            numbers += (embedding.weight.data_ptr(), table.data_ptr())  # type: ignore[union-attr]
-        numbers += addresses.output
-        factors = (
+    addresses = _read_addresses(model)
+    if addresses is None:
+        return None
+    source_embedding = model.source_embedding or model.embedding
+    source_table = _position_table(model.encoder.positions, source_length, source_embedding.embedding_dim)
+    target_table = _position_table(model.decoder.positions, target_length, model.embedding.embedding_dim)
+    if source_table is None or target_table is None:
+        return None
+    decoder = model.decoder
+    return TransformerParameters(
+        numbers=[
+            *addresses.numbers,
+            *(source_embedding.weight.data_ptr(), source_table.data_ptr()),
+            *(model.embedding.weight.data_ptr(), target_table.data_ptr()),
+            *addresses.output,
+        ],
+        factors=(
             model.encoder.config.eps,
             _scale(source_embedding),
-            model.decoder.config.eps,
+            decoder.config.eps,
             _scale(model.embedding),
-        )
-        return cls(numbers, factors, [*addresses.kept, *tables])  # type: ignore[list-item]
+        ),
+        kept=[*addresses.kept, source_table, target_table],
+        heads=decoder.config.heads,
+        layers=len(decoder.blocks),
+        source_vocabulary=source_embedding.num_embeddings,
+        target_vocabulary=model.embedding.num_embeddings,
+    )
 
 
 class _Addresses:
@@ -141,7 +142,7 @@ def _read_addresses(model: Transformer) -> _Addresses | None:
         return None
     addresses = model.__dict__[_CACHE] = _Addresses()
     output = model._modules.get(INT8_OUTPUT) or OutputProjection(model.output_weight, model.output_bias)
-    addresses.numbers = [*_stack_numbers(model.encoder), *_stack_numbers(model.decoder)]
+    addresses.numbers = [*_stack_numbers(model, "encoder"), *_stack_numbers(model, "decoder")]
     addresses.output = [*decoder_step.layer_addresses(output), output.out_features]  # type: ignore[arg-type, list-item]
     addresses.kept = [x.detach() for x in (*model.parameters(), *model.buffers())]
     addresses.watch(model)
@@ -188,7 +189,7 @@ def _can_divide(block: nn.Module) -> bool:
     """Whether the cross-attention projection can be divided into its query, key and value parts."""
     if not isinstance(block, DecoderBlock) or not isinstance(block.cross.in_proj, Int8Linear):
         return True
-    return (block.cross.heads * block.cross.head_width) % _COLUMNS == 0
+    return (block.cross.heads * block.cross.head_width) % COLUMNS == 0
 
 
 def _scale(embedding: Embedding) -> float:
@@ -212,43 +213,36 @@ def _position_table(positions: object, length: int, width: int) -> Tensor | None
     return table if fits else None
 
 
-def _stack_numbers(stack: Stack) -> list[int]:
+def _stack_numbers(model: Transformer, name: str) -> list[int]:
+    stack: Stack = getattr(model, name)
     layer = stack.blocks[0].attention
     assert isinstance(layer, MultiHeadAttention)
-    numbers = [stack.config.width, layer.key_heads, layer.heads // layer.key_heads, layer.head_width]
-    numbers += (stack.config.resolved_ffn_dim, len(stack.blocks), stack.config.norm_first)
-    numbers += decoder_step.norm_addresses(stack.embedding_norm) + decoder_step.norm_addresses(stack.norm)
-    for block in stack.blocks:
-        numbers += _block_numbers(block)
-    return numbers
+    sizes = StackSizes(
+        stack.config.width,
+        layer.key_heads,
+        layer.heads // layer.key_heads,
+        layer.head_width,
+        stack.config.resolved_ffn_dim,
+        len(stack.blocks),
+        stack.config.norm_first,
+    )
+    return stack_numbers(name, sizes, _ModuleAddresses(model), cross=name == "decoder")
 
 
-def _block_numbers(block: nn.Module) -> list[int]:
-    assert isinstance(block, EncoderBlock | DecoderBlock)
-    cross_norm, cross = _NO_NORM, [*_NO_LAYER, *_NO_LAYER, *_NO_LAYER]
-    if isinstance(block, DecoderBlock):
-        cross_norm = decoder_step.norm_addresses(block.cross_residual.norm)
-        queries = block.cross.heads * block.cross.head_width
-        query = decoder_step.layer_addresses(block.cross.in_proj)  # type: ignore[arg-type]
-        cross = [*query, *_skip_rows(block.cross.in_proj, queries)]
-        cross += decoder_step.layer_addresses(block.cross.out_proj)
-    layers = [block.attention.in_proj, block.attention.out_proj]
-    feed_forward = [block.feed_forward.in_proj, block.feed_forward.out_proj]
-    return [
-        *decoder_step.norm_addresses(block.attention_residual.norm),
-        *cross_norm,
-        *decoder_step.norm_addresses(block.feed_forward_residual.norm),
-        *(address for layer in layers for address in decoder_step.layer_addresses(layer)),  # type: ignore[arg-type]
-        *cross,
-        *(address for layer in feed_forward for address in decoder_step.layer_addresses(layer)),
-    ]
+class _ModuleAddresses(NamedTuple):
+    """The addresses of the parameters in a model's modules."""
 
+    model: Transformer
 
-def _skip_rows(layer: nn.Module | None, rows: int) -> list[int]:
-    """Return the addresses of a linear layer's parameters without its first outputs."""
-    assert isinstance(layer, nn.Linear | Int8Linear)
-    bias = 0 if layer.bias is None else layer.bias.data_ptr() + 4 * rows
-    if isinstance(layer, Int8Linear):
-        packed = layer.packed[rows // _COLUMNS :]
-        return [packed.data_ptr(), layer.scales.data_ptr() + 4 * rows, bias]
-    return [layer.weight.data_ptr() + 4 * rows * layer.in_features, 0, bias]
+    def norm(self, name: str) -> tuple[int, int]:
+        return decoder_step.norm_addresses(self.model.get_submodule(name))
+
+    def linear(self, name: str, first: int = 0) -> tuple[int, int, int]:
+        layer = self.model.get_submodule(name)
+        assert isinstance(layer, nn.Linear | Int8Linear)
+        weight, scales, bias = decoder_step.layer_addresses(layer)
+        bias = 0 if layer.bias is None else bias + 4 * first
+        if isinstance(layer, Int8Linear):
+            packed = layer.packed[first // COLUMNS :]
+            return packed.data_ptr(), scales + 4 * first, bias
+        return weight + 4 * first * layer.in_features, 0, bias

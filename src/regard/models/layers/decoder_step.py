@@ -194,7 +194,7 @@ def compiled_step(
         recorded[block] = buffer.data_ptr()
     for i, (buffer, key_values) in enumerate(zip(buffers, source.key_values, strict=True)):
         numbers += (buffer.data_ptr(), key_values.data_ptr(), recorded.get(i, 0), *source.addresses[i])
-    numbers += norm_addresses(stack.norm) + layer_addresses(output)
+    numbers += (*norm_addresses(stack.norm), *layer_addresses(output))
     if not layer_kernels.decode_step(numbers, stack.config.eps):
         return None
     for cache in caches:
@@ -258,18 +258,18 @@ def _block_addresses(block: DecoderBlock) -> list[int]:
     return norms + [address for layer in layers for address in layer_addresses(layer)]  # type: ignore[arg-type]
 
 
-def norm_addresses(norm: nn.Module) -> list[int]:
+def norm_addresses(norm: nn.Module) -> tuple[int, int]:
     """Return the addresses of a layer norm's parameters; zeros for the identity."""
     if not isinstance(norm, nn.LayerNorm):
-        return [0, 0]
-    return [_address(norm.weight), _address(norm.bias)]
+        return 0, 0
+    return _address(norm.weight), _address(norm.bias)
 
 
-def layer_addresses(layer: nn.Linear | Int8Linear) -> list[int]:
+def layer_addresses(layer: nn.Linear | Int8Linear) -> tuple[int, int, int]:
     """Return the addresses of a linear layer's weight, scales and bias; 0 for those that it lacks."""
     if isinstance(layer, Int8Linear):
-        return [_address(layer.packed), _address(layer.scales), _address(layer.bias)]
-    return [_address(layer.weight), 0, _address(layer.bias)]
+        return _address(layer.packed), _address(layer.scales), _address(layer.bias)
+    return _address(layer.weight), 0, _address(layer.bias)
 
 
 def _address(tensor: Tensor | None) -> int:

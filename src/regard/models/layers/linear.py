@@ -6,8 +6,8 @@ from torch.nn import functional as F
 
 from regard.errors import ArgumentError, DTypeError, ShapeError
 from regard.mechanism.kernels import layer_kernels
+from regard.models.layers.int8_packing import COLUMNS, pack_int8
 
-_COLUMNS = 16  # columns per block of packed weights, as in kernels/linear.h
 _MIN_ROWS, MAX_ROWS = 2, 8  # outside this range, torch's matrix product is as fast
 
 
@@ -37,7 +37,7 @@ class Int8Linear(nn.Module):
         super().__init__()
         weight, bias = linear.weight.detach(), linear.bias
         self.out_features, self.in_features = weight.shape
-        packed, scales = _pack(weight)
+        packed, scales = map(torch.from_numpy, pack_int8(weight.float().contiguous().numpy()))
         self.register_buffer("packed", packed)
         self.register_buffer("scales", scales)
         self.register_buffer("bias", None if bias is None else _pad(bias.detach().float()))
@@ -47,7 +47,7 @@ class Int8Linear(nn.Module):
     def weight(self) -> Tensor:
         """The weights as float32, (n, m); computed on each access."""
         blocks, pairs = self.packed.shape[:2]
-        weight = self.packed.transpose(1, 2).reshape(blocks * _COLUMNS, 2 * pairs) * self.scales[:, None]
+        weight = self.packed.transpose(1, 2).reshape(blocks * COLUMNS, 2 * pairs) * self.scales[:, None]
         return weight[: self.out_features, : self.in_features]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,9 +59,9 @@ class Int8Linear(nn.Module):
         if torch.is_autocast_enabled("cpu"):  # an earlier layer may have returned another dtype
             x = x.float()
         self._check(x)
-        if start % _COLUMNS:
+        if start % COLUMNS:
             return self(x)[..., start:stop].contiguous()
-        first, last = start // _COLUMNS, -(-stop // _COLUMNS)
+        first, last = start // COLUMNS, -(-stop // COLUMNS)
         bias = None if self.bias is None else self.bias[start:]
         return layer_kernels.linear(x, self.packed[first:last], self.scales[start:], bias, stop - start)
 
@@ -110,23 +110,8 @@ def few_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return layer_kernels.linear(x, weight, None, bias, len(weight))
 
 
-def _pack(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantize a matrix (n, m); return blocks [n / 16][m / 2][16][2] of int8, and the padded scales."""
-    if not bool(weight.isfinite().all()):
-        raise ArgumentError(
-            "A weight matrix has NaN or infinite values, so it cannot be quantized to int8. Use an earlier "
-            "checkpoint."
-        )
-    weight = F.pad(weight.float(), (0, weight.shape[1] % 2))
-    scales = weight.abs().amax(1) / 127
-    quantized = (weight / scales.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round()
-    quantized = F.pad(quantized, (0, 0, 0, -len(weight) % _COLUMNS)).to(torch.int8)
-    packed = quantized.view(-1, _COLUMNS, weight.shape[1] // 2, 2).transpose(1, 2).contiguous()
-    return packed, _pad(scales)
-
-
 def _pad(x: Tensor) -> Tensor:
-    return F.pad(x, (0, -len(x) % _COLUMNS)).contiguous()
+    return F.pad(x, (0, -len(x) % COLUMNS)).contiguous()
 
 
 def _unsupported(x: Tensor) -> Exception:

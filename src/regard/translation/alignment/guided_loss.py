@@ -25,12 +25,8 @@ from regard.models.generation import SpecialTokens
 from regard.models.layers.attention import MultiHeadAttention
 from regard.models.packed import Packed
 from regard.models.seq2seq import Seq2Seq
-from regard.translation.alignment.cross_attention import (
-    AlignmentHead,
-    Shift,
-    cross_attention_layers,
-    layer_name,
-)
+from regard.translation.alignment.alignment_head import AlignmentHead, Shift
+from regard.translation.alignment.cross_attention import cross_attention_layers, layer_name
 from regard.translation.alignment.links import Links
 from regard.translation.tokens import Segmentation
 
@@ -108,7 +104,7 @@ def guide_head(model: Seq2Seq, alignment_head: AlignmentHead) -> Iterator[Guided
 
     >>> import torch
     >>> from regard.models import Packed, TransformerConfig, Transformer
-    >>> from regard.translation.alignment.cross_attention import AlignmentHead
+    >>> from regard.translation.alignment.alignment_head import AlignmentHead
     >>> from regard.translation.alignment.guided_loss import guide_head
     >>> model = Transformer(100, TransformerConfig(width=16, heads=2, layers=2))
     >>> source, target = Packed.of([[5, 6, 2]]), Packed.of([[1, 7, 8, 2]])

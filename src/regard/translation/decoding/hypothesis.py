@@ -1,8 +1,11 @@
-"""The result of a search."""
+"""The result of a search. Does not import torch."""
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
-from torch import Tensor
+import numpy
+
+Array = numpy.ndarray[Any, Any]
 
 
 class Hypothesis(NamedTuple):
@@ -25,4 +28,9 @@ class Hypothesis(NamedTuple):
     score: float
     log_probability: float
     finished: bool
-    weights: Tensor | None = None
+    weights: Array | None = None
+
+
+def rank(hypotheses: Sequence[Sequence[Hypothesis]], n_best: int) -> list[list[Hypothesis]]:
+    """Return the n best hypotheses of each sentence: finished before unfinished, then by score."""
+    return [sorted(h, key=lambda h: (h.finished, h.score), reverse=True)[:n_best] for h in hypotheses]

@@ -26,7 +26,8 @@ from regard.models.seq2seq import Seq2Seq, State
 from regard.translation.decoding.compiled_search import search_compiled
 from regard.translation.decoding.constraints import Constraints
 from regard.translation.decoding.extenders import Array, Extender, LiveHypotheses, make_extender
-from regard.translation.decoding.hypothesis import Hypothesis
+from regard.translation.decoding.hypothesis import Hypothesis, rank
+from regard.translation.decoding.kernel_search import split_by_length
 from regard.translation.decoding.refilled_beam import force_end, resolve_beam, search_refilled
 from regard.translation.decoding.strategies import Beam, Greedy, Strategy
 
@@ -146,9 +147,7 @@ def batch_by_length(
     special: SpecialTokens = SpecialTokens(),  # noqa: B008 (a frozen value)
 ) -> Iterator[tuple[list[int], Packed]]:
     """Yield indices and packed sources with special tokens, in batches of similar lengths, shortest first."""
-    order = sorted(range(len(sources)), key=lambda i: len(sources[i]))
-    for first in range(0, len(order), size):
-        indices = order[first : first + size]
+    for indices in split_by_length(sources, size):
         yield indices, Packed.of([special.source(sources[i]) for i in indices], device)
 
 
@@ -206,18 +205,15 @@ class _Results:
         return best if self.recorder is None else _with_weights(best, self.recorder)
 
 
-def rank(hypotheses: Sequence[Sequence[Hypothesis]], n_best: int) -> list[list[Hypothesis]]:
-    """Return the n best hypotheses of each sentence: finished before unfinished, then by score."""
-    return [sorted(h, key=lambda h: (h.finished, h.score), reverse=True)[:n_best] for h in hypotheses]
-
-
 def _with_weights(best: list[list[Hypothesis]], state: State) -> list[list[Hypothesis]]:
     """Replace the recorded queries of all hypotheses with their weights, in one call."""
-    recorded = [(i, h.weights) for i, ranked in enumerate(best) for h in ranked if h.weights is not None]
+    recorded: list[tuple[int, Any]] = [
+        (i, h.weights) for i, ranked in enumerate(best) for h in ranked if h.weights is not None
+    ]
     if not recorded:
         return best
     queries = torch.nn.utils.rnn.pad_sequence([query for _, query in recorded], batch_first=True)
-    weights = iter(state.weights(torch.tensor([i for i, _ in recorded]), queries))
+    weights = iter(state.weights(torch.tensor([i for i, _ in recorded]), queries).float().cpu().numpy())
     return [
         [h if h.weights is None else h._replace(weights=next(weights)[:, : len(h.weights)]) for h in ranked]
         for ranked in best

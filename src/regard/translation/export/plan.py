@@ -17,7 +17,8 @@ from regard.mechanism.normalizers import Softmax
 from regard.models.layers.attention import MultiHeadAttention
 from regard.models.layers.blocks import TransformerConfig
 from regard.models.transformer import Transformer
-from regard.translation.alignment.cross_attention import AlignmentHead, layer_name
+from regard.translation.alignment.alignment_head import AlignmentHead
+from regard.translation.alignment.cross_attention import layer_name
 from regard.translation.pretrained.tokenizer import JsonTokenizer, SentencePieceTokenizer
 from regard.translation.tokens import Tokenizer, TokenizerPair
 from regard.translation.translator import Translator

@@ -10,13 +10,8 @@ import torch
 from torch import Tensor
 
 from regard.models.seq2seq import Seq2Seq
-from regard.translation.alignment.cross_attention import (
-    AlignmentHead,
-    Shift,
-    cross_attention_layers,
-    drop_special_tokens,
-    watch_forced_decoding,
-)
+from regard.translation.alignment.alignment_head import AlignmentHead, Shift, drop_special_tokens
+from regard.translation.alignment.cross_attention import cross_attention_layers, watch_forced_decoding
 from regard.translation.decoding.search import batch_by_length
 from regard.translation.tokens import SPACE, TokenizerPair
 

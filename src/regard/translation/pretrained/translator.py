@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from regard.models.configs import Precision
-from regard.translation.alignment.cross_attention import AlignmentHead
+from regard.translation.alignment.alignment_head import AlignmentHead
 from regard.translation.pretrained.alignment_head import guess_alignment_head
 from regard.translation.pretrained.loader import PretrainedFolder
 from regard.translation.translator import Translator

@@ -7,7 +7,7 @@ from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from regard.translation.alignment.alignment import Array
 
 OPAQUE = (
     "code",
@@ -270,7 +270,7 @@ def place_tags(
     tags: Sequence[Tag],
     source: Sequence[tuple[int, int]],
     targets: int,
-    weights: "Tensor | None",
+    weights: "Array | None",
 ) -> list[int]:
     """Return, for each tag, the number of target words before it. The order of the tags does not change.
 
@@ -278,10 +278,10 @@ def place_tags(
     weights: (target, source words); without weights, positions are proportional. A pair of tags encloses the
     target words whose best source words it encloses in the source.
 
-    >>> import torch
+    >>> import numpy
     >>> from regard.translation.text.tags import place_tags, strip_tags
     >>> text, tags = strip_tags("Hunde <b>heute</b> bellen")
-    >>> place_tags(tags, [(0, 5), (6, 11), (12, 18)], 3, torch.eye(3)[[1, 0, 2]])  # "today dogs bark"
+    >>> place_tags(tags, [(0, 5), (6, 11), (12, 18)], 3, numpy.eye(3)[[1, 0, 2]])  # "today dogs bark"
     [0, 1]
     """
     best = _best_sources(len(source), targets, weights)
@@ -318,10 +318,11 @@ def _words_started(tag: Tag, source: Sequence[tuple[int, int]]) -> int:
     return sum(start < tag.position for start, _ in source)
 
 
-def _best_sources(sources: int, targets: int, weights: "Tensor | None") -> list[int]:
+def _best_sources(sources: int, targets: int, weights: "Array | None") -> list[int]:
     """Return the best source word for each target word."""
-    if weights is not None and weights.numel():
-        return weights.argmax(-1).tolist()
+    if weights is not None and weights.size:
+        best: list[int] = weights.argmax(-1).tolist()
+        return best
     return [row * sources // targets for row in range(targets)]
 
 

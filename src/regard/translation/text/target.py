@@ -1,16 +1,18 @@
-"""Write a translated part: copy unknown words and protected spans, and restore uppercase."""
+"""Write a translated part: copy unknown words and protected spans, and restore uppercase.
+
+This module does not import torch.
+"""
 
 import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from torch import Tensor
-from torch.nn import functional
+import numpy
 
 from regard.models.generation import SpecialTokens
-from regard.translation.alignment.alignment import merge
-from regard.translation.alignment.cross_attention import AlignmentHead, drop_special_tokens
+from regard.translation.alignment.alignment import Array, merge
+from regard.translation.alignment.alignment_head import AlignmentHead, drop_special_tokens
 from regard.translation.decoding.hypothesis import Hypothesis
 from regard.translation.text.casing import capitals
 from regard.translation.text.source_part import SourcePart
@@ -36,14 +38,14 @@ class DecodedPart(NamedTuple):
         """The source words and tokens."""
         return self.part.segmentation
 
-    def recorded_weights(self, head: AlignmentHead, special: SpecialTokens) -> Tensor | None:
+    def recorded_weights(self, head: AlignmentHead, special: SpecialTokens) -> Array | None:
         """Return the weights (target tokens, source tokens) that the search recorded, or None."""
         weights, finished = self.hypothesis.weights, self.hypothesis.finished
         if weights is None or not (finished or head.shift == "output"):
             return None
         if head.heads is not None:
             weights = weights[head.heads[0]] if len(head.heads) == 1 else weights[list(head.heads)]
-        matrix = weights if weights.dim() == 2 else weights.mean(0)
+        matrix = weights if weights.ndim == 2 else weights.mean(0)
         target, source = len(self.hypothesis.tokens), len(self.source.ids)
         return drop_special_tokens(matrix, target, source, head.shift, special)
 
@@ -67,15 +69,18 @@ class TargetPart(NamedTuple):
     decoded: DecodedPart
     segmentation: Segmentation
     words: list[TargetWord]
-    weights: Tensor | None
+    weights: Array | None
     copies: dict[int, int]  # source word of each generated word that is a copy
 
-    def word_weights(self, weights: Tensor) -> Tensor:
+    def word_weights(self, weights: Array) -> Array:
         """Convert token weights to word weights (target, source); a copy has weight 1 on its source word."""
         generated = merge(self.decoded.source, self.segmentation, weights)
         if [word.position for word in self.words] == [*range(len(generated))] and not self.copies:
             return generated
-        generated = functional.pad(generated, (0, 0, 0, 1))  # zeros, for words that were not generated
+        zeros = numpy.zeros_like(
+            generated, shape=(1, generated.shape[1])
+        )  # for words that were not generated
+        generated = numpy.concatenate([generated, zeros])
         copied = [
             word.copied if word.position is None else self.copies.get(word.position, word.copied)
             for word in self.words
@@ -124,7 +129,7 @@ def lost_spans(part: SourcePart, text: str) -> bool:
 
 
 def write_part(
-    decoded: DecodedPart, weights: Tensor | None, tokenizer: Tokenizer, *, turkish: bool = False
+    decoded: DecodedPart, weights: Array | None, tokenizer: Tokenizer, *, turkish: bool = False
 ) -> TargetPart:
     """Convert token ids to words, copy unknown words and protected spans, and restore uppercase."""
     source, ids = decoded.source, decoded.hypothesis.tokens
@@ -202,7 +207,7 @@ def _missing_copies(part: SourcePart, text: str, copied: set[int]) -> dict[int, 
     return missing
 
 
-def _restore_capitals(part: TargetPart, weights: Tensor | None, turkish: bool) -> list[TargetWord]:
+def _restore_capitals(part: TargetPart, weights: Array | None, turkish: bool) -> list[TargetWord]:
     """Convert each word to uppercase if its source word was uppercase."""
     source = part.decoded.part
     if not any(source.was_upper):
@@ -213,6 +218,6 @@ def _restore_capitals(part: TargetPart, weights: Tensor | None, turkish: bool) -
         upper = word.position is not None and word.position not in copied
         if upper and not source.all_upper:
             row = None if weights is None or word.position is None else weights[word.position]
-            upper = row is not None and bool(row.numel()) and source.was_upper[int(row.argmax())]
+            upper = row is not None and bool(row.size) and source.was_upper[int(row.argmax())]
         result.append(word._replace(text=capitals(word.text, turkish)) if upper else word)
     return result

@@ -44,9 +44,14 @@ from regard.translation.model_folder import (
     read_config,
 )
 from regard.translation.pretrained.origin import build_model, origin_checksums, read_origin
+from regard.translation.saved_model import (
+    TENSOR_CHECKSUMS,
+    mismatched_vocabulary,
+    read_vocabularies,
+    token_files,
+)
 from regard.translation.tokens import Tokenizer, TokenizerPair
 
-_CHECKSUMS = "checksums"  # key in the metadata of model.safetensors
 _STEP = re.compile(r"step-([0-9]+)")
 _PART = re.compile(r"\.(step-[0-9]+|best|average)\.part")
 _READ_ERRORS = (LookupError, TypeError, ValueError, OverflowError, RuntimeError, OSError, SafetensorError)
@@ -86,7 +91,7 @@ def load_model(folder: str | os.PathLike[str]) -> LoadedModel:
         with meta_device():  # allocates no memory until the sizes are checked
             model = build_model(config, tokens)
         parameters = read_parameters(path / MODEL, model)
-        _check_parameters(parameters, json.loads(metadata.get(_CHECKSUMS, "{}")), path, tokens)
+        _check_parameters(parameters, json.loads(metadata.get(TENSOR_CHECKSUMS, "{}")), path, tokens)
         # float16 only saves space; CPUs compute in float32. bfloat16 has the range of float32 and is kept.
         if all(tensor.dtype == torch.float16 for tensor in parameters.values()):
             parameters = {name: tensor.float() for name, tensor in parameters.items()}
@@ -99,18 +104,12 @@ def load_model(folder: str | os.PathLike[str]) -> LoadedModel:
     return LoadedModel(model.eval(), tokens, folder_config)
 
 
-def token_files(shared: bool) -> tuple[str, str]:
-    """Return the vocabulary files for source and target; the same file if shared."""
-    return (SHARED, SHARED) if shared else (SOURCE, TARGET)
-
-
 def read_tokens(folder: Path, config: TokensConfig) -> TokenizerPair:
     """Load the vocabularies from a folder."""
     origin = read_origin(folder)
     if origin is not None:
         return origin.tokens
-    sides = {name: Tokenizer.load(folder / name, config.kind) for name in set(token_files(config.shared))}
-    return TokenizerPair(*(sides[name] for name in token_files(config.shared)))
+    return read_vocabularies(folder, config)
 
 
 def write_tokens(folder: Path, tokens: TokenizerPair) -> None:
@@ -144,7 +143,7 @@ def _checksums(folder: Path, tensor_checksum: str) -> dict[str, str]:
         if (folder / name).is_file():
             sums[name] = hashlib.sha256(Tokenizer.read(folder / name)).hexdigest()
     sums |= origin_checksums(folder)
-    return {_CHECKSUMS: json.dumps(sums)}
+    return {TENSOR_CHECKSUMS: json.dumps(sums)}
 
 
 def _check_parameters(
@@ -158,9 +157,9 @@ def _check_parameters(
             raise ValueError(f"{name} is not the file that the model in {MODEL} was trained with")
     if tokens.target.origin is not None:
         return
-    for name, side in zip(token_files(tokens.shared), tokens, strict=True):
-        if sums.get(name) != hashlib.sha256(side.content).hexdigest():
-            raise ValueError(f"{name} is not the vocabulary that the model in {MODEL} was trained with")
+    mismatched = mismatched_vocabulary(sums, tokens)
+    if mismatched is not None:
+        raise ValueError(f"{mismatched} is not the vocabulary that the model in {MODEL} was trained with")
 
 
 class Checkpoint(NamedTuple):

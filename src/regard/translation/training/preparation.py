@@ -42,9 +42,10 @@ from regard.translation.model_folder import (
     READY,
     TEXT,
 )
+from regard.translation.saved_model import token_files
 from regard.translation.text.profile import ProfileBuilder, TextProfile
 from regard.translation.tokens import Tokenizer, TokenizerPair
-from regard.translation.training.checkpoint import read_tokens, token_files, write_tokens
+from regard.translation.training.checkpoint import read_tokens, write_tokens
 from regard.translation.training.distributed.rendezvous import first_sentence
 
 _LINES = 1000  # lines to tokenize at a time

@@ -12,8 +12,8 @@ from regard._util.files import remove_partial_files
 from regard._util.name_hints import hint_arguments
 from regard.errors import ArgumentError, DTypeError, RegardError
 from regard.models.seq2seq import Seq2Seq
-from regard.translation.alignment.alignment import select_alignment_head
-from regard.translation.alignment.cross_attention import AlignmentHead
+from regard.translation.alignment.alignment_head import AlignmentHead
+from regard.translation.alignment.attention_aligner import select_alignment_head
 from regard.translation.automatic import choose_config
 from regard.translation.config import TranslationConfig
 from regard.translation.data.pairs import Pair

@@ -8,12 +8,9 @@ import torch
 
 from regard.models.layers.dropout import eval_mode
 from regard.models.seq2seq import Seq2Seq
-from regard.translation.alignment.alignment import align
-from regard.translation.alignment.cross_attention import (
-    AlignmentHead,
-    cross_attention_layers,
-    has_cross_attention,
-)
+from regard.translation.alignment.alignment_head import AlignmentHead
+from regard.translation.alignment.attention_aligner import align
+from regard.translation.alignment.cross_attention import cross_attention_layers, has_cross_attention
 from regard.translation.config import TranslationConfig
 from regard.translation.data.batches import Batch, Batches, InMemoryPairs
 from regard.translation.data.pairs import Pair
