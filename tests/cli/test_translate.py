@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("typer")
 
-from regard.cli.translate.command import _write_shards
+from regard.cli.translate.run import _write_shards
 from regard.cli.translate.shards import MAX_LINES, Shards, digest
 from regard.cli.translate.writer import OutputFormat, Writer
 from regard.translation.decoding.strategies import Beam, Sample
@@ -266,7 +266,7 @@ class TestShards:
         output = tmp_path / "out.txt"
         options = ["--file", str(file), "--output", str(output), "--n-best", "2"]
         arguments = ["translate", "-m", str(model), *options]
-        preload = "regard.cli.translate.command, regard.translation.translator"
+        preload = "regard.cli.translate.run, regard.translation.translator"
         done = run_together(f"regard.cli.main({arguments})", preload=preload)
         assert done.returncode == 0, done.stderr
         assert output.read_text("utf-8").splitlines() == n_best(translator, LINES, 2)

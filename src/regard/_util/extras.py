@@ -1,7 +1,6 @@
 """The installed version, optional packages, and the extras that install them."""
 
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
 
 from regard.errors import MissingExtraError
 
@@ -72,6 +71,8 @@ def installed_version() -> str:
     >>> isinstance(installed_version(), str)
     True
     """
+    from importlib.metadata import PackageNotFoundError, version  # takes milliseconds to import
+
     try:
         return version("regard")
     except PackageNotFoundError:

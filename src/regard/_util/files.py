@@ -3,7 +3,6 @@
 import hashlib
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -48,7 +47,7 @@ def open_atomic(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             raise IsADirectoryError(f"{os.fspath(path)!r} is a folder; pass a file path.")
         raise ArgumentError(f"{os.fspath(path)!r} is not a regular file; pass another path.")
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = str(target.parent / f".regard-{secrets.token_hex(8)}.part")
+    partial = str(target.parent / f".regard-{os.urandom(8).hex()}.part")
     try:
         with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb") as file:
             if target.exists():

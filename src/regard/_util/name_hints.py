@@ -7,9 +7,7 @@ in `mechanism/call/keyword_hints.py`.
 """
 
 import functools
-import inspect
 from collections.abc import Callable, Iterable, Mapping
-from difflib import get_close_matches
 from typing import Any, TypeVar
 
 _T = TypeVar("_T", bound=Callable[..., Any])
@@ -471,6 +469,8 @@ def unknown_attribute(
     'Seen' object has no attribute 'attentions'. Use seen[0], seen.values() or seen.items().
     """
     answer = _ATTRIBUTES.get(owner.rpartition(".")[2], {}).get(name)
+    from difflib import get_close_matches
+
     similar = [] if answer or name.startswith("_") else get_close_matches(name, list(names), n=1)
     what = f"module {owner!r}" if module else f"{owner!r} object"
     hint = f". {as_sentence(answer)}" if answer else f"; did you mean {similar[0]!r}?" if similar else ""
@@ -502,6 +502,8 @@ def _hinted(function: Any, name: str) -> Any:
         try:
             return function(*args, **options)
         except TypeError:
+            import inspect
+
             try:
                 inspect.signature(function).bind(*args, **options)
             except TypeError as mismatch:
@@ -515,6 +517,9 @@ def _hinted(function: Any, name: str) -> Any:
 
 def _describe(function: Any, name: str, options: Mapping[str, object], message: str) -> str:
     """Return Python's message about wrong arguments, with a suggestion added."""
+    import inspect
+    from difflib import get_close_matches
+
     answers = _ARGUMENTS.get(name, {})
     known = [parameter for parameter in inspect.signature(function).parameters if parameter != "self"]
     unknown = next((option for option in options if option not in known), None)

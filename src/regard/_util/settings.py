@@ -4,7 +4,6 @@ import dataclasses
 import difflib
 import math
 import operator
-import tomllib
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import field
@@ -63,6 +62,8 @@ class Section:
         if get_origin(kind) is Literal:
             return text.strip("\"'")
         try:
+            import tomllib
+
             parsed = tomllib.loads(f"value = {text}")
             return parsed["value"] if len(parsed) == 1 else text  # several lines are not a single value
         except (ValueError, RecursionError):  # not TOML, too many digits, or nested too deeply

@@ -115,7 +115,7 @@ def _run(args: list[str]) -> NoReturn:
             args = _ACCEPTED.get(" ".join(args), args)
             if args == ["--version"]:  # works without typer
                 print(f"regard {__version__}")
-            else:
+            elif not _run_plain(args):
                 require("typer", "The command line")
                 from regard.cli.app import run
 
@@ -132,6 +132,20 @@ def _run(args: list[str]) -> NoReturn:
     if status == INTERRUPTED:  # typer converts Ctrl-C inside a command into a status
         print(_INTERRUPTED, file=sys.stderr)
     sys.exit(status)
+
+
+def _run_plain(args: Sequence[str]) -> bool:
+    """Run `regard translate` without typer; return False for other commands and arguments."""
+    if args[:1] != ["translate"]:
+        return False
+    from regard.cli.translate.plain_arguments import parse_plain
+    from regard.cli.translate.run import run
+
+    options = parse_plain(args[1:])
+    if options is None:
+        return False
+    run(options)
+    return True
 
 
 def _drop_unwritable_output() -> None:

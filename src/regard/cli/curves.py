@@ -9,7 +9,8 @@ import typer
 
 from regard._util.files import short_names
 from regard._util.text import printable
-from regard.cli.shared import PictureFile, check_picture, console, print_table
+from regard.cli.options import PictureFile
+from regard.cli.shared import check_picture, console, print_table
 from regard.errors import ArgumentError
 from regard.translation.model_folder import LOG
 

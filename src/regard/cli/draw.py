@@ -11,17 +11,8 @@ import typer
 
 from regard._util.files import MAX_TEXT_BYTES, read_regular
 from regard._util.text import printable, shorten
-from regard.cli.shared import (
-    PictureFile,
-    check_encoder,
-    check_input,
-    check_picture,
-    console,
-    exclusive,
-    index,
-    load,
-    read,
-)
+from regard.cli.options import PictureFile
+from regard.cli.shared import check_encoder, check_input, check_picture, console, exclusive, index, load, read
 from regard.errors import ArgumentError
 from regard.models.layers.positions import KINDS, PositionKind
 

@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 import typer
 
 from regard._util.text import printable
-from regard.cli.shared import Languages, check_folder, check_model, console, parse_languages
+from regard.cli.options import Languages
+from regard.cli.shared import check_folder, check_model, console, parse_languages
 
 
 def export(

@@ -15,7 +15,8 @@ import typer
 from regard import __version__
 from regard._util.text import printable
 from regard.cli import INTERRUPTED
-from regard.cli.shared import Languages, check_encoder, console, naming, parse_languages
+from regard.cli.options import Languages
+from regard.cli.shared import check_encoder, console, naming, parse_languages
 from regard.errors import ArgumentError
 from regard.translation.model_folder import is_pretrained_translator
 

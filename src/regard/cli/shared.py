@@ -1,4 +1,7 @@
-"""Helpers shared by commands: path checks, option names in errors, reading, writing and printing."""
+"""Helpers shared by commands: path checks, option names in errors, reading, writing and printing.
+
+This module imports neither typer nor torch.
+"""
 
 import errno
 import gc
@@ -9,9 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated
-
-import typer
+from typing import IO, TYPE_CHECKING
 
 from regard._util.files import open_atomic
 from regard._util.text import format_bytes, printable
@@ -29,31 +30,6 @@ if TYPE_CHECKING:
 SIGNAL_EXIT = 128  # exit status of a process terminated by signal n: 128 + n
 _MAX_BYTES = 1 << 28  # maximum size of a text file
 _GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # of NVIDIA, AMD and, under WSL, both
-
-# options shared by several commands
-ModelFolder = Annotated[
-    Path,
-    typer.Option(
-        "--model", "-m", metavar="FOLDER", help="Folder written by regard train, or in Hugging Face format."
-    ),
-]
-Languages = Annotated[
-    str | None,
-    typer.Option(
-        "--languages",
-        metavar="FROM-TO",
-        help="Language pair for a multilingual model, such as de-en.",
-    ),
-]
-OutputFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--output", "-o", metavar="FILE", help="Output file, written only on success.", show_default="stdout"
-    ),
-]
-PictureFile = Annotated[
-    Path, typer.Option("--output", "-o", metavar="FILE", help="Output image (.png, .svg or .pdf).")
-]
 
 
 def console() -> "Console":

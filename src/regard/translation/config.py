@@ -7,7 +7,6 @@ Importing this module does not import torch, so the command line reports invalid
 import dataclasses
 import json
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -210,6 +209,8 @@ class TranslationConfig:
         """Return the settings in a TOML file by section and name, unchecked."""
         content = read_regular(path, MAX_TEXT_BYTES)
         try:
+            import tomllib
+
             return tomllib.loads(content.decode("utf-8-sig"))
         except (ValueError, RecursionError) as error:  # ValueError: also raised for huge integers
             raise ArgumentError(f"{os.fspath(path)!r} is not a valid TOML file: {error}.") from None

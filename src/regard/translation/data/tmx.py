@@ -1,11 +1,11 @@
 """Read and write TMX 1.4b, the XML format for translation memories. Files are streamed."""
 
+import html
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.metadata import version
 from typing import Any, BinaryIO
 from xml.parsers import expat
-from xml.sax.saxutils import escape, quoteattr
 
+from regard._util.extras import installed_version
 from regard._util.text import pluralize
 from regard.errors import ArgumentError
 from regard.translation.data.pairs import Pair, normalize_spaces
@@ -88,7 +88,7 @@ def write_tmx(
 
     Control characters, which XML cannot represent, are dropped.
     """
-    source, target, tool_version = map(quoteattr, (*languages, version("regard")))
+    source, target, tool_version = map(_quote, (*languages, installed_version()))
     file.write(
         '<?xml version="1.0" encoding="UTF-8"?>\n<tmx version="1.4">\n'
         f'<header creationtool="regard" creationtoolversion={tool_version} segtype="sentence" '
@@ -97,9 +97,7 @@ def write_tmx(
     number = 0
     for pair, values in units:
         number += 1
-        props = "".join(
-            f"<prop type={quoteattr(key)}>{_escape(value)}</prop>" for key, value in values.items()
-        )
+        props = "".join(f"<prop type={_quote(key)}>{_escape(value)}</prop>" for key, value in values.items())
         file.write(
             f"<tu>{props}<tuv xml:lang={source}><seg>{_escape(pair[0])}</seg></tuv>"
             f"<tuv xml:lang={target}><seg>{_escape(pair[1])}</seg></tuv></tu>\n".encode()
@@ -109,7 +107,11 @@ def write_tmx(
 
 
 def _escape(text: str) -> str:
-    return escape(text.translate(_INVALID))
+    return html.escape(text.translate(_INVALID), quote=False)
+
+
+def _quote(text: str) -> str:
+    return f'"{html.escape(text)}"'
 
 
 def _list(unit: Mapping[str, str]) -> str:
