@@ -42,21 +42,21 @@ def test_the_width_alone_may_be_changed(width):
 
 
 @pytest.mark.parametrize(("model", "width"), [("transformer", 192), ("recurrent", 256), ("plain", 256)])
-def test_recurrent_models_are_wider_and_need_dropout_earlier(model, width):
+def test_models_without_guided_alignment_are_wider_and_need_more_dropout(model, width):
     statistics = CorpusStatistics(pairs=29_000, characters=3.9e6)
     config = choose_config(statistics, model)
     assert (config.model.width, config.training.batch_tokens) == (width, 1250 if width == 192 else 2500)
     dropout = [choose_config(statistics, model, epochs=epochs).model.dropout for epochs in (20, 30, 50)]
-    assert dropout == [0.2, 0.2 if model == "transformer" else 0.3, 0.3]
+    assert dropout == ([0.2, 0.2, 0.2] if model == "transformer" else [0.2, 0.3, 0.3])
 
 
 def test_regularization_follows_the_length_of_training(tokens_per_second):
     statistics = CorpusStatistics(pairs=29_000, characters=3.9e6)
     configs = [choose_config(statistics, epochs=epochs) for epochs in (1, 8, 20, 60)]
-    assert [config.model.dropout for config in configs] == [0.1, 0.1, 0.2, 0.3]
+    assert [config.model.dropout for config in configs] == [0.1, 0.1, 0.2, 0.2]
     assert [config.training.epochs for config in configs] == [1, 8, 20, 60]
     quick, slow = (choose_config(statistics, minutes=minutes) for minutes in (0.01, 10_000))
-    assert (quick.model.dropout, slow.model.dropout) == (0.1, 0.3)
+    assert (quick.model.dropout, slow.model.dropout) == (0.1, 0.2)
     assert (quick.training.minutes, slow.training.minutes) == (0.01, 10_000)
 
 
@@ -68,7 +68,6 @@ def test_the_number_of_epochs_follows_the_measured_speed(tokens_per_second):
     tokens_per_second[192] *= 2
     faster = choose_config(statistics, minutes=40)
     assert faster.training.epochs == pytest.approx(2 * config.training.epochs, abs=2)
-    assert faster.model.dropout > config.model.dropout  # more epochs need more regularization
 
 
 def test_the_speed_is_measured_with_the_changed_settings(tokens_per_second):
@@ -79,7 +78,6 @@ def test_the_speed_is_measured_with_the_changed_settings(tokens_per_second):
     assert (changed.model.width, changed.training.threads) == (128, 1)
     ratio = tokens_per_second[128] / tokens_per_second[192]
     assert changed.training.epochs == pytest.approx(ratio * config.training.epochs, abs=2)
-    assert changed.model.dropout > config.model.dropout
 
 
 def test_a_model_size_that_is_set_is_measured_once(monkeypatch):

@@ -22,8 +22,8 @@ _MINUTES_PER_VALIDATION = 3  # if training time is limited; one validation takes
 _MIN_UPDATES = 50  # minimum number of updates between validations
 _SHORT_UPDATES = 8000  # short runs use smaller batches to reach this number of updates
 _MIN_BATCH = 600  # tokens in the smallest batch of a short run
-_SHORT_EPOCHS, _SHORT_LEARNING_RATE = 13, 1.5e-3  # a run with fewer epochs is short
-_LONG_EPOCHS, _LONG_GUIDED_EPOCHS = 25, 45  # a run with at least as many epochs needs more dropout
+_SHORT_EPOCHS, _SHORT_LEARNING_RATE = 10, 1.5e-3  # a run with fewer epochs is short
+_LONG_EPOCHS = 25  # without guided alignment, a run with at least as many epochs needs more dropout
 _MAX_LENGTH = 100  # tokens in the longest sentence of a speed measurement
 _MIN_EPOCHS = 4  # if fewer epochs fit into the available time, a smaller model learns more
 _GUIDED_WEIGHT = 0.3
@@ -84,8 +84,8 @@ def choose_config(
     | more | 6 | 512 | 16 | 32,000 | 16,000 | 0.0007 | 4 |
 
     Regularization depends on the number of epochs, because a model that sees each pair only a few times
-    cannot overfit: dropout 0.1 below 13 epochs, 0.2 below 25, or below 45 with guided alignment, then 0.3;
-    from 13 epochs on, 10% of the words are split into random subwords, if the tokens are unigrams. Below 13
+    cannot overfit: dropout 0.1 below 10 epochs, then 0.2, and 0.3 from 25 epochs on without guided alignment;
+    from 10 epochs on, 10% of the words are split into random subwords, if the tokens are unigrams. Below 10
     epochs, batches are smaller if training would otherwise have fewer than 8,000 updates, and the learning
     rate is at least 0.0015 up to a width of 256. Up to 10 million tokens, one head of a Transformer learns
     to attend to the words that the lexical aligner links (guided alignment, Garg et al. 2019). Training
@@ -104,9 +104,12 @@ def choose_config(
     """
     base = TranslationConfig.preset("small", model)
     table = _TABLE if model == "transformer" else _RECURRENT_TABLE
-    row, passes = _plan(
-        table, lambda row: change(_resize(base, row, statistics)), statistics, epochs, minutes
-    )
+
+    def resize(row: _Row) -> TranslationConfig:
+        resized = _resize(base, row, statistics)
+        return change(_guide(resized, change(resized).model.kind, statistics))
+
+    row, passes = _plan(table, resize, statistics, epochs, minutes)
     short = passes < _SHORT_EPOCHS
     batch_tokens, learning_rate = row.batch_tokens, row.learning_rate
     if short:
@@ -114,12 +117,11 @@ def choose_config(
         learning_rate = max(learning_rate, _SHORT_LEARNING_RATE) if row.width <= 256 else learning_rate
     updates = passes * statistics.tokens / batch_tokens
     validations = min(_VALIDATIONS, max(minutes / _MINUTES_PER_VALIDATION, 5)) if minutes else _VALIDATIONS
-    resized = _resize(base, row, statistics)
-    changed = change(resized)
-    guided = changed.model.kind == "transformer" and statistics.tokens <= _MAX_GUIDED_TOKENS
+    changed = resize(row)
+    guided = changed.training.guided_alignment_weight > 0
     sampling = not short and changed.tokens.kind == "unigram"
-    long = passes >= (_LONG_GUIDED_EPOCHS if guided else _LONG_EPOCHS)
-    chosen = resized.replace(
+    long = passes >= _LONG_EPOCHS and not guided
+    chosen = _resize(base, row, statistics).replace(
         {
             "model": {"dropout": 0.1 if short else 0.3 if long else 0.2},
             "training": {
@@ -145,6 +147,12 @@ def _resize(base: TranslationConfig, row: _Row, statistics: CorpusStatistics) ->
         model |= {"layers": row.layers, "heads": row.heads}
     training = {"batch_tokens": row.batch_tokens}
     return base.replace({"model": model, "tokens": _tokens(statistics, row), "training": training})
+
+
+def _guide(config: TranslationConfig, model: Model, statistics: CorpusStatistics) -> TranslationConfig:
+    """Return a config with guided alignment, for Transformers and corpora that can be aligned quickly."""
+    guided = model == "transformer" and statistics.tokens <= _MAX_GUIDED_TOKENS
+    return config.replace({"training": {"guided_alignment_weight": _GUIDED_WEIGHT if guided else 0.0}})
 
 
 def _shrink_batch(row: _Row, tokens: int) -> int:

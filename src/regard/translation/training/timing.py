@@ -1,5 +1,6 @@
 """Training time: mean loss and throughput since the last report, the remaining time, and speed estimates."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,6 +11,8 @@ import torch
 from regard.models.inference.quantization import runs_bfloat16
 from regard.models.packed import Packed
 from regard.translation.config import TranslationConfig
+from regard.translation.data.batches import Batch
+from regard.translation.training.objective import Objective
 from regard.translation.training.precision import PRECISIONS, autocast, time_steps
 from regard.translation.training.training_config import Precision, create_optimizer
 
@@ -128,12 +131,15 @@ def tokens_per_second(config: TranslationConfig, length: int) -> float:
         torch.manual_seed(0)
         model = config.model.build(size if config.tokens.shared else (size, size))
         source, target = (Packed.of(torch.randint(size, (count, length)).tolist()) for _ in range(2))
-    optimizer = create_optimizer(training, model.parameters())
+    diagonal = torch.arange(max(length - 2, 0)).repeat(2, 1).T  # without the start and end tokens
+    batch = Batch(source, target, (diagonal,) * count if config.model.kind == "transformer" else ())
+    objective, optimizer = Objective(model, training), create_optimizer(training, model.parameters())
 
     def run_step(precision: Precision) -> None:
         with autocast(precision, torch.device("cpu")):
-            loss = model.loss(source, target, label_smoothing=training.label_smoothing)
+            loss = objective(batch, batch.labels)
         loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), training.max_grad_norm or math.inf)
         optimizer.step()
         optimizer.zero_grad()
 
