@@ -2,7 +2,8 @@
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from regard._util.text import shorten
@@ -38,7 +39,7 @@ class Domain(NamedTuple):
     'The model is unsure: score −1.50 per token; validation sentences score −0.10 or more.'
     """
 
-    words: frozenset[str] | None
+    words: Collection[str] | None
     lowest: float | None
     unseen: float = 0.0
     factor: float = 2.0
@@ -54,7 +55,7 @@ class Domain(NamedTuple):
         """
         words = None
         if profile.complete:
-            words = words_of(profile.words)
+            words = _TrainingWords(profile)
         if calibration is None:
             return cls(words, _FALLBACK, _FALLBACK_UNSEEN, translated=profile.unprotected)
         lowest, unseen = float(calibration["lowest"]), float(calibration["unseen"])
@@ -87,6 +88,29 @@ class Domain(NamedTuple):
         return ""
 
 
+class _TrainingWords:
+    """The lowercase words of a training text. Parts of hyphenated words are split off on first use."""
+
+    def __init__(self, profile: TextProfile) -> None:
+        self._profile = profile
+
+    def __contains__(self, word: object) -> bool:
+        return word in self._profile.known or word in self._parts
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __bool__(self) -> bool:
+        return bool(self._profile.words)
+
+    @cached_property
+    def _parts(self) -> frozenset[str]:
+        return words_of(self._profile.words)
+
+
 def words_of(texts: Iterable[str]) -> frozenset[str]:
     """Return the lowercase words in the given texts.
 
@@ -94,9 +118,8 @@ def words_of(texts: Iterable[str]) -> frozenset[str]:
     >>> sorted(words_of(["Two dogs", "a T-shirt, 5"]))
     ['5', 'a', 'dogs', 'shirt', 't', 'two']
     """
-    return frozenset(
-        word for text in texts for word in _WORD.findall(unicodedata.normalize("NFC", text.lower()))
-    )
+    joined = "\n".join(texts)  # a single pass: a vocabulary has tens of thousands of words
+    return frozenset(_WORD.findall(unicodedata.normalize("NFC", joined.lower())))
 
 
 def calibrate(domain: Domain, sources: Sequence[str], scores: Sequence[float]) -> dict[str, float]:
