@@ -95,6 +95,17 @@ def test_no_torch_is_imported(tmp_path):
     assert done.stdout.startswith("torch.Size(")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("first", ["torch", "regard.mechanism.kernels.library"])
+def test_the_kernels_and_torch_share_one_openmp_library(first):
+    code = (
+        f"import {first}\nimport torch, regard.mechanism.kernels.library\n"
+        "print(len({line.split()[-1] for line in open('/proc/self/maps') if 'gomp' in line}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "1\n", done.stderr
+
+
 @pytest.mark.parametrize("strategy", [Sample(seed=3), Beam(3, early_stopping=True)])
 def test_other_strategies_use_torch(strategy, tmp_path):
     folder = folders.write(tmp_path / "model")

@@ -1,13 +1,14 @@
 """The compiled C++ kernels, and their numeric codes for tensors, scores and normalizers.
 
-This module does not import torch unless the kernels need torch's OpenMP library; `dtypes` has the codes for
-dtypes.
+This module does not import torch; `dtypes` has the codes for torch's dtypes.
 """
 
-import importlib
+import ctypes
+import importlib.util
 import os
 import sys
-from types import ModuleType
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from regard.errors import ArgumentError
@@ -17,7 +18,8 @@ def _load() -> tuple[Any, str]:
     """Return the compiled kernels and their description, or None and the reason why they are missing."""
     isa = os.environ.get("REGARD_ISA")
     try:
-        kernels = _import_kernels()
+        _load_openmp()
+        kernels = importlib.import_module("regard.mechanism._kernels")
     except ImportError as error:
         reason = f"the kernels are not available ({error}); install a C++ compiler and reinstall regard"
         if isa:
@@ -33,14 +35,16 @@ def _load() -> tuple[Any, str]:
     return kernels, f"C++ kernels for {isa or kernels.available()[0]}"
 
 
-def _import_kernels() -> ModuleType:
-    try:
-        return importlib.import_module("regard.mechanism._kernels")
-    except ImportError:
-        if "torch" in sys.modules:
-            raise
-        importlib.import_module("torch")  # on a system without OpenMP, torch's own library serves both
-        return importlib.import_module("regard.mechanism._kernels")
+def _load_openmp() -> None:
+    """Load torch's OpenMP library if torch is not imported yet.
+
+    The kernels and torch must share one library, and torch may not work with the system's, which is older.
+    """
+    spec = None if "torch" in sys.modules else importlib.util.find_spec("torch")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for path in Path(folder, "lib").glob("libgomp*.so*"):
+            with suppress(OSError):
+                ctypes.CDLL(str(path))
 
 
 KERNELS, DESCRIPTION = _load()
