@@ -49,8 +49,7 @@ _LOADING = threading.Lock()  # held while a saved model is built in torch
 class Translator:
     """A model with its vocabularies. `load_translator` loads one from a model folder.
 
-    model, tokens: a trained model, and its source and target vocabularies. A `SavedModel` becomes a torch
-        module when `model` is first used; beam search in the kernels does not need one.
+    model, tokens: a trained model, and its source and target vocabularies.
     alignment_head: the layer and heads from which alignments are read.
     config: the contents of the model folder's config.json.
     dtype: precision of the computation: "float32", "bfloat16" or "int8" (see `regard.models.quantize`); None
@@ -100,7 +99,7 @@ class Translator:
 
     @property
     def model(self) -> "Seq2Seq":
-        """The model. It may be changed; the next translation uses the changed model."""
+        """The model, built in torch on first use if it was loaded without torch."""
         if self._model is None:
             with _LOADING:
                 if self._model is None:
