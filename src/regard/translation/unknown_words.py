@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from regard.translation.text.sentence_splitter import sentence_ends
 from regard.translation.tokens import UNKNOWN, Kind, Segmentation
 
 _SENTENCE_ENDS = ".!?…。！？"
@@ -204,7 +205,7 @@ def _move_punctuation(
         first = min(first, word)
     text = words[at].text.rstrip(_SENTENCE_ENDS)
     ending = words[at].text[len(text) :]
-    follows = any(word.rstrip(_CLOSING).endswith(tuple(_SENTENCE_ENDS)) for word in source.words[:first])
+    follows = len(sentence_ends(" ".join(source.words[: first + 1]))) > 1
     if text and ending and words[at].position is not None and not follows:
         words[at] = words[at]._replace(text=text)
         words[-1] = words[-1]._replace(text=words[-1].text + ending)

@@ -64,8 +64,8 @@ class Domain(NamedTuple):
         """Return the distinct words in a sentence that are not in the training data, and their fraction."""
         for span in reversed(find_spans(source, self.translated)):
             source = f"{source[: span.start]} {source[span.stop :]}"
-        words = _WORD.findall(unicodedata.normalize("NFC", source))
-        unseen = [word for word in words if self.words and word.lower() not in self.words]
+        words = _WORD.findall(unicodedata.normalize("NFKC", source))
+        unseen = [word for word in words if self.words and _spellings(word).isdisjoint(self.words)]
         return list(dict.fromkeys(unseen)), len(unseen) / max(len(words), 1)
 
     def warning(self, source: str, score: float) -> str:
@@ -85,6 +85,11 @@ class Domain(NamedTuple):
             usual = "good translations usually" if self.lowest == _FALLBACK else "validation sentences"
             return f"The model is unsure: score {shown} per token; {usual} score {lowest} or more."
         return ""
+
+
+def _spellings(word: str) -> set[str]:
+    """Return a word in lowercase; an uppercase SS may also stand for ß."""
+    return {word.lower()} | ({word.lower().replace("ss", "ß")} if word.isupper() else set())
 
 
 def words_of(texts: Iterable[str]) -> frozenset[str]:
