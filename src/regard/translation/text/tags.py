@@ -21,8 +21,13 @@ OPAQUE = (
     "template",
     "pre",
 )  # elements whose content is not translated
+# other elements that their author excluded from translation, up to the first end tag
+EXCLUDED = (
+    r"<(?P<excluded>[A-Za-z][\w:-]*)(?=\s)[^<>]*?\s(?:translate\s*=\s*[\"']?no\b|class\s*=\s*[\"']?[^\"'<>]*?\bnotranslate\b)"
+    r"[^<>]*(?<!/)>.*?</(?P=excluded)\s*>"
+)
 _TAG = re.compile(
-    rf"<!--.*?-->|<(?P<opaque>{'|'.join(OPAQUE)})\b[^<>]*(?<!/)>.*?</(?P=opaque)\s*>"
+    rf"<!--.*?-->|{EXCLUDED}|<(?P<opaque>{'|'.join(OPAQUE)})\b[^<>]*(?<!/)>.*?</(?P=opaque)\s*>"
     # keys pressed together: <kbd>Alt</kbd>+<kbd>F4</kbd>
     r"(?:[^\w\s<>&]{1,3}<(?P=opaque)\b[^<>]*(?<!/)>.*?</(?P=opaque)\s*>)*|"
     r"(?<!<)</?[A-Za-z][\w:.-]*(?:\s+[^\s<>\"'/=]+(?:\s*=\s*(?:\"[^\"]*\"|'[^']*'|[^\s\"'<>]+))?)*\s*/?>|"
