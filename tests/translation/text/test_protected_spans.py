@@ -60,6 +60,8 @@ from regard.translation.text.protected_spans import find_spans, split_words
         ("Ja :-) nein ;( <3. (gut: (sehr))", [":-)", ";(", "<3"]),
         ("---- *** !!!!!! ___ ... ???", ["----", "***", "!!!!!!", "___"]),
         ("Kapitel Ⅷ, Ⅻ.", ["Ⅷ", "Ⅻ"]),
+        ("ISBN 3-16-148410-X, 100%ig, x=1, a_b=c", ["3-16-148410-X", "100%", "x=1", "a_b=c"]),
+        ("Max™ und № 5, ①②", ["™", "№", "5", "①②"]),
         ("Ein T-Shirt, U-Bahn: z. B. Müller & Co.", []),
     ],
 )

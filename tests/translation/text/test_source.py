@@ -182,3 +182,12 @@ def test_all_caps_lines_may_contain_spans(tokenizer):
     ):
         (part,) = reader.read(line).parts
         assert part.all_upper is expected
+
+
+def test_unknown_names_in_capitals_are_copied():
+    lines = ["Ein Hund der Frau aus Kassel bellt Szczecin"]
+    tokenizer = Tokenizer.learn(lines * 9, kind="characters")
+    profile = TextProfile.of([("Ein Hund der Frau aus Kassel bellt", "A dog barks.")] * 9, 40, 100)
+    reader = SourceReader(tokenizer, profile, max_tokens=99)
+    for line in ("EIN HUND AUS KASSEL BELLT SZECIN", "Ein Hund aus Kassel bellt SZECIN"):
+        assert reader.read(line).parts[0].copies == {5: ["SZECIN"]}

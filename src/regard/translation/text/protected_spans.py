@@ -17,6 +17,7 @@ _EMOJI = (
     "[\ufe0e\ufe0f]?[\U0001f3fb-\U0001f3ff]?[\U000e0020-\U000e007f]*\u200d?)+"
 )
 _EMOTICON = r"(?<!\S)(?:[:;=][-o^'’]?[()DPp|*/\\\]\[]|<3|\^_*\^|-_+-|(?-i:[xX]D))(?![^\s.,!?…)])"
+_SYMBOLS = "\u00a9\u00ae\u2103\u2109\u2116\u2117\u2120\u2122\u2460-\u24ff"  # ©, ®, ℃, №, ™, ①
 _SPACE = "[ \u00a0\u202f\u2009]"
 _NUMBER = (  # 12. 3. 2020; 10 000; 1,5 or 24./25 or 3.–5, and 5,- for a price
     rf"(?:\d{{1,2}}\.{_SPACE}\d{{1,2}}\.{_SPACE}(?:\d{{4}}|\d\d)(?!\d)"
@@ -50,6 +51,7 @@ _EXTENSIONS = (
 _DIGIT = "[\\d\u00b2\u00b3\u00b9\u2070-\u2089\u2160-\u2188]"
 _NUMBERED = r"(?=[^\W\d_]*+\d)[^\W_]++"  # letters and digits, at least one digit
 _CODES = (
+    r"(?<!\w)\d++(?:-\d++)++-x(?!\w)",  # an ISBN
     r"(?<!\w)[a-z]{2}\d\d(?: (?=[a-z]*\d)[a-z\d]{4}){2,}(?: \d{1,3})?(?!\w)",  # an IBAN
     # such as 3.12.1-rc2 or 2024-03-15T12:30Z
     rf"(?<!\w)(?=[\d.:_+-]*+[^\W\d_]){_NUMBERED}"
@@ -58,6 +60,7 @@ _CODES = (
     rf"(?<!\w)(?:[^\W\d_]=)?(?=[^\W_]*{_DIGIT})(?=[^\W_]*[^\W\d_])[^\W_]+(?!\w)",  # A380, E=mc²
 )
 _IDENTIFIERS = (
+    r"(?<![\w=])[^\W\d]\w*+=[\w\"'.=+-]*[\w\"']",  # x=1
     # an IPv6 address
     r"(?<![\w:])(?=[a-f\d:]*?(?:::|[a-f]))(?=[a-f:]*+\d)(?:[a-f\d]{0,4}:){2,7}[a-f\d]{0,4}(?![\w:])",
     # std::vector, file_name, getName and print(), but not Fahrer_innen
@@ -102,16 +105,18 @@ _KINDS = {  # the first match wins
     "identifier": "|".join(_IDENTIFIERS),
     "code": "|".join(_CODES),
     "number": (
-        rf"(?<![^\W\d_])[+−-]?(?<![\d.,]){_AMOUNT}(?:{OPERATOR}{_SPACE}[+−-]?{_AMOUNT}(?![^\W_]))*(?![^\W_])"
+        rf"(?<![^\W\d_])[+−-]?(?<![\d.,]){_AMOUNT}(?:{OPERATOR}{_SPACE}[+−-]?{_AMOUNT}(?![^\W_]))*"
+        r"(?:(?<=[%‰])|(?![^\W_]))"  # 100%ig
     ),
     "currency": r"[$€£¥₹₽₩](?!\w)",
+    "symbol": f"[{_SYMBOLS}]+",
     # a row of equal marks, such as ---- or ====; also !!!!!!, but not ... or ???
     "rule": r"(?P<mark>[^\w\s.!?,;…])(?P=mark){2,}|_{3,}|(?P<end>[.!?,…])(?P=end){5,}",
 }
 _PATTERN = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _KINDS.items()), re.IGNORECASE)
 # every span contains one of these; a line without them needs no further search
 _TRIGGER = re.compile(
-    rf"[\d@#{{%&$€£¥₹₽₩`\\_]|{_DIGIT}|:[/:\w]|www\.|/[\w.-]+/|[~.]/|\[\[|->|\(\)"
+    rf"[\d@#{{%&$€£¥₹₽₩`\\_={_SYMBOLS}]|{_DIGIT}|:[/:\w]|www\.|/[\w.-]+/|[~.]/|\[\[|->|\(\)"
     rf"|([^\w\s])\1\1|{_EMOTICON}|(?-i:[a-z][A-Z][a-z])"
     rf"|\.(?:{_TOP_LEVEL}|{_EXTENSIONS})\b|{_EMOJI}",
     re.IGNORECASE,

@@ -311,10 +311,22 @@ class SourceReader:
         unknown = self._tokenizer.special.unknown
         for number, tokens in zip(free, ids, strict=True):
             start, stop = word_core(words[number])
-            if unknown in tokens or self._is_name(words[number][start:stop], len(tokens)):
+            if (
+                unknown in tokens
+                or self._is_name(words[number][start:stop], len(tokens))
+                or self._is_name_in_capitals(written[number])
+            ):
                 words[number] = written[number]
                 core = _with_brackets(written[number], *word_core(written[number]))
                 by_word[number] = [(*core, "unknown")]
+
+    def _is_name_in_capitals(self, word: str) -> bool:
+        """Return whether a long uppercase word would look like an unknown name in normal letter case."""
+        core = word[slice(*word_core(word))]
+        if len(core) <= _MAX_ACRONYM or not core.isupper() or not self._profile.words:
+            return False
+        name = core.capitalize()
+        return self._is_name(name, len(self._tokenizer.encode_words([name])[0]))
 
     def _is_name(self, word: str, tokens: int) -> bool:
         """Return whether a word looks like an unknown name.
