@@ -128,6 +128,9 @@ def test_final_punctuation_follows_the_copies():
     after = Segmentation(["er", "bellt.", "Ω"], [9, 9, UNKNOWN], list("abc"), [0, 1, 2], {2: "Ω"})
     target_words = insert_words(["he", "barks."], after, {2: ()}, torch.eye(3)[:2])
     assert " ".join(word.text for word in target_words) == "he barks. Ω"  # as in the source
+    number = Segmentation(["in", "Nr.", "5."], [9, 9, UNKNOWN], list("abc"), [0, 1, 2], {2: "5"})
+    target_words = insert_words(["at", "number."], number, {2: ()}, torch.eye(3)[:2])
+    assert " ".join(word.text for word in target_words) == "at number 5."  # an abbreviation
 
 
 def test_punctuation_around_a_word_is_not_copied():

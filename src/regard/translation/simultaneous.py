@@ -28,7 +28,7 @@ from regard.models.packed import Packed
 from regard.translation.alignment.cross_attention import layer_name
 from regard.translation.decoding.strategies import Greedy
 from regard.translation.text.casing import capitals
-from regard.translation.text.protected_spans import OPERATOR, find_spans
+from regard.translation.text.protected_spans import CONTINUED, find_spans
 from regard.translation.text.source_part import SourceLine, SourcePart, cut_spans
 from regard.translation.text.tags import words_before, write_tags
 from regard.translation.text.target import copied_text
@@ -41,7 +41,7 @@ _OPEN = re.compile(
     r"[(\[„“‚‘«»‹›\"'](?:<[^<>]*>|&lt;[^<>&]*&gt;)*"
     r"(?:<|&lt;)([A-Za-z][\w:.-]*)[^<>]*(?<!/)(?:>|&gt;)(?:(?!/\1\b).)*$"
     r"|(?:<|&lt;)([A-Za-z][\w:.-]*)[^<>]*(?<!/)(?:>|&gt;)[(\[„“‚‘«»‹›\"'](?:(?!/\2\b).)*$"
-    r"|<[/!]?[A-Za-z][^<>]*$|\{\{[^{}]*$|(?<![\w`])`[^`\s][^`]*$"
+    r"|<[/!]?[A-Za-z][^<>]*$|\{\{[^{}]*$|\{\w+,$|(?<![\w`])`[^`\s][^`]*$"
     r"|\[[^\[\]]*$|\[[^\[\]]+\]\([^()]*$|(?<![^\s(\[])(\*{1,3}|__?|~~)(?=[^\s*_~])(?:(?!\3).)*$"
 )
 
@@ -130,7 +130,7 @@ def _is_incomplete(text: str, unprotected: Collection[str] = ()) -> bool:
     """
     if _OPEN.search(text):
         return True
-    if "number" not in unprotected and re.search(rf"(?:(?<!\S)[$€£¥₹§]+|[\d%‰€$£¥₹CFK]{OPERATOR})$", text):
+    if "number" not in unprotected and re.search(CONTINUED, text):
         return True
     spans = find_spans(text, unprotected)
     return bool(spans) and spans[-1].stop == len(text) and spans[-1].kind in ("number", "phone", "code")

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
+from regard.translation.text.sentence_splitter import sentence_ends
 from regard.translation.tokens import UNKNOWN, Kind, Segmentation
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ def _move_punctuation(
         first = min(first, word)
     text = words[at].text.rstrip(_SENTENCE_ENDS)
     ending = words[at].text[len(text) :]
-    follows = any(word.rstrip(_CLOSING).endswith(tuple(_SENTENCE_ENDS)) for word in source.words[:first])
+    follows = len(sentence_ends(" ".join(source.words[: first + 1]))) > 1
     if text and ending and words[at].position is not None and not follows:
         words[at] = words[at]._replace(text=text)
         words[-1] = words[-1]._replace(text=words[-1].text + ending)

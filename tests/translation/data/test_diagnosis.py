@@ -47,6 +47,15 @@ def test_each_mistake_is_found(corpus):
         (unrelated, (), "look unrelated"),
         ([*corpus[:300], *moved], (), "From about pair 3"),
         ([*corpus[:500], *swapped[:30]], (), "languages swapped"),
+        ([*corpus[:300], *swapped[300:]], (), "languages swapped"),
+        (
+            [pairs[i % 2] for i, pairs in enumerate(zip(corpus[:150], swapped, strict=False))],
+            (),
+            "languages swapped",
+        ),
+        ([*moved[:200], *corpus[:300]], (), "Up to about pair"),
+        ([*corpus[:200], *moved, *corpus[200:300]], (), "Between about pair"),
+        ([*corpus[:500], *moved[-80:]], (), "From about pair"),
         (corpus, swapped[:50], "validation set looks like the target"),
         ([Pair(pair.source, pair.source) for pair in corpus], (), "same text on both sides"),
         ([*corpus, *corpus], (), "are duplicates"),
@@ -56,6 +65,27 @@ def test_each_mistake_is_found(corpus):
     ]:
         warnings = diagnose(statistics(pairs), dev)
         assert any(message in warning for warning in warnings), (message, warnings)
+
+
+@pytest.mark.parametrize("encoding", ["latin1", "cp1252", "cp850", "mac_roman", "cp1251", "ascii"])
+def test_wrong_encodings_are_found(corpus, encoding):
+    assert any("ü" in pair.target for pair in corpus)
+    read = [pair.target.encode().decode(encoding, "replace") for pair in corpus]
+    lost = [pair.target.encode("ascii", "replace").decode() for pair in corpus]
+    for targets in (read, lost):
+        pairs = [Pair(pair.source, text) for pair, text in zip(corpus, targets, strict=True)]
+        assert any("garbled" in warning for warning in diagnose(statistics(pairs)))
+
+
+@pytest.mark.parametrize("coded", [2, 3, 5])
+def test_similar_languages_do_not_look_swapped(corpus, coded):
+    """A word in every `coded` words differs between the two sides."""
+
+    def translate(word: str) -> str:
+        return f"q{word}" if sum(word.encode()) % coded == 0 else word
+
+    pairs = [Pair(text, " ".join(map(translate, text.split()))) for text, _ in corpus]
+    assert not any("swapped" in warning for warning in diagnose(statistics(pairs)))
 
 
 @pytest.mark.slow

@@ -162,3 +162,22 @@ def test_fenced_code_and_tables():
     text = "ein Hund\n```py\nein = 1\n\nb\n```\n| ein | b\\|c |\r\n|:---|---|\n| 3 |  |\nein\n```\nHund"
     expected = "EIN HUND\n```py\nein = 1\n\nb\n```\n| EIN | B\\|C |\r\n|:---|---|\n| 3 |  |\nEIN\n```\nHUND"
     assert translate_document(Upper(), text, "text").text == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<p>5 > 3 && 2 < 4</p>",
+        "<td>&nbsp;</td> &mdash; 1&thinsp;000 <",
+        "<p translate=\"no\">ein Hund</p><div class='a notranslate'>ein <b>Hund</b></div>",
+    ],
+)
+def test_html_without_text_to_translate_is_unchanged(text):
+    assert translate_document(Upper(), text, "html").text == text
+
+
+def test_excluded_elements_stay_in_their_sentence():
+    text = 'ein <span translate="no">Hund</span> <b class="x">bellt</b>'
+    assert translate_document(Upper(), text, "html").text == text.replace("ein", "EIN").replace(
+        "bellt", "BELLT"
+    )

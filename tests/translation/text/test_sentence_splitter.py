@@ -21,6 +21,8 @@ def split(text: str) -> list[str]:
         ["Ein Mann geht.", " Eine Frau liest!", "  Und?", ' "Ja."', " Gut."],
         ["Dr. Braun kommt am 3. Mai um 15.30 Uhr.", " Er isst z. B. 2.5 kg."],
         ["Die 100. Ausgabe ist da."],
+        ["Am 24./25. Dezember kommen 3 Mio. Hunde.", " Dipl.-Ing. Braun auch."],
+        ["Sie wohnt in der Bahnhofstr. 5.", " Er nicht."],
         ["Im Jahr 1999.", " Danach kam J. S. Bach usw.", " Der Rest."],
         ["«Komm!» sagte sie.", " »Nein!«", " Er ging."],
         ["ein mann geht.", " eine frau liest."],

@@ -98,7 +98,7 @@ def test_unknown_words_are_copied_as_written():
     for line, copies in (
         ("Ein Hund der NASA bellt", {3: ["NASA"]}),  # an acronym
         ("EIN HUND DER FRAU BELLT", {}),  # a line in capitals has no acronyms
-        ("EIN HUND AUS (KRAKÓW).", {3: ["KRAKÓW"]}),
+        ("EIN HUND AUS (KRAKÓW).", {3: ["(KRAKÓW)"]}),
         ("ein hund aus kraków", {3: ["kraków"]}),
     ):
         assert reader.read(line).parts[0].copies == copies
@@ -114,3 +114,80 @@ def test_a_list_marker_is_a_part_of_its_own(tokenizer, marker):
     assert line.sentences == 3
     for text in ("-5 ein Hund", "- 5", "-", "#ein Hund"):
         assert len(reader.read(text).parts) == 1
+
+
+def parts(line: str, profile: TextProfile | None = None, max_tokens: int = 99) -> list[str]:
+    """Return the words of each part."""
+    lines = ["Ein Hund bellt. a) [x] | ()", "Eine Frau lacht um 3. - !"]
+    tokenizer = Tokenizer.learn(lines * 9, kind="characters")
+    reader = SourceReader(tokenizer, profile or TextProfile(), max_tokens=max_tokens)
+    return [" ".join(part.segmentation.words) for part in reader.read(line).parts]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("| Ein Hund | Eine Frau |", ["|", "Ein Hund", "|", "Eine Frau", "|"]),
+        ("Ein Hund\tEine Frau. Ein Hund\t3", ["Ein Hund", "Eine Frau.", "Ein Hund", "3"]),
+        ("• Ein Hund • Eine Frau", ["•", "Ein Hund", "•", "Eine Frau"]),
+        ("<ul><li>Ein Hund</li><li>Eine Frau</li></ul>", ["Ein Hund", "Eine Frau"]),
+        ("Ein Hund<br/>Eine Frau", ["Ein Hund", "Eine Frau"]),
+        ("Ein <b>Hund</b> `a | b` bellt", ["Ein Hund `a | b` bellt"]),
+        ("a|b Ein Hund ||", ["a|b Ein Hund ||"]),
+    ],
+)
+def test_cells_and_items_are_separate_parts(line, expected):
+    several = TextProfile(lines=9, max_sentences=5, max_tokens=99, initial=1.0)
+    assert parts(line) == expected
+    assert parts(line, several)[:1] == expected[:1]
+
+
+@pytest.mark.parametrize(
+    "marker", ["-", "a)", "(b)", "iv)", "12)", "(3)", "- [x]", "- [ ]", "##", "> -", "*"]
+)
+def test_list_markers_are_copied(tokenizer, marker):
+    reader = SourceReader(tokenizer, TextProfile(), max_tokens=99)
+    first, second = reader.read(f"{marker} ein Hund bellt").parts
+    assert not first.has_text
+    assert " ".join(first.verbatim) == marker
+    assert second.segmentation.text == "ein Hund bellt"
+    assert len(reader.read(f"ein {marker} 3").parts) == 1
+
+
+def test_a_long_part_without_text_is_whole():
+    for text in ("!" * 300, "= " * 60 + "3", "-" * 50):
+        assert parts(text, max_tokens=20) == [text.strip()]
+
+
+def test_brackets_around_unknown_words_are_copied(tokenizer):
+    reader = SourceReader(tokenizer, TextProfile(), max_tokens=99)
+    (part,) = reader.read("ein (Москва), „漢字“ [laut").parts
+    assert part.copies == {1: ["(Москва)"], 2: ["„漢字“"]}
+
+
+def test_other_forms_of_known_letters_are_not_names():
+    tokenizer = Tokenizer.learn(["Ein Hund bellt", "Eine Frau lacht"] * 9, kind="characters")
+    profile = TextProfile.of([("Ein Hund bellt", "A dog barks")] * 9, 40, 400)
+    (part,) = SourceReader(tokenizer, profile, max_tokens=99).read("Ｅｉｎ 𝗛𝘂𝗻𝗱 bellt").parts
+    assert not part.copies
+
+
+def test_all_caps_lines_may_contain_spans(tokenizer):
+    profile = TextProfile.of([("ein Hund bellt", "a dog barks")] * 9, 40, 400)
+    reader = SourceReader(tokenizer, profile, max_tokens=99)
+    for line, expected in (
+        ("EIN HUND AUS HTTPS://A.DE", True),
+        ("EIN HUND {name}", True),
+        ("EIN Hund", False),
+    ):
+        (part,) = reader.read(line).parts
+        assert part.all_upper is expected
+
+
+def test_unknown_names_in_capitals_are_copied():
+    lines = ["Ein Hund der Frau aus Kassel bellt Szczecin"]
+    tokenizer = Tokenizer.learn(lines * 9, kind="characters")
+    profile = TextProfile.of([("Ein Hund der Frau aus Kassel bellt", "A dog barks.")] * 9, 40, 100)
+    reader = SourceReader(tokenizer, profile, max_tokens=99)
+    for line in ("EIN HUND AUS KASSEL BELLT SZECIN", "Ein Hund aus Kassel bellt SZECIN"):
+        assert reader.read(line).parts[0].copies == {5: ["SZECIN"]}

@@ -144,3 +144,22 @@ def test_no_tags():
         "`**a**` und https://x.de/*a*/_b_/ __name__ [a] (b)",
     ):
         assert strip_tags(text) == (text, [])
+
+
+def test_block_elements_keep_their_final_punctuation():
+    _, tags = strip_tags("<ul><li>Hund</li><li>Katze</li></ul>")
+    assert write_tags(tags, [0, 0, 1, 1, 2, 2], ["dog.", "cat."]) == [
+        "<ul><li>dog.</li>",
+        "<li>cat.</li></ul>",
+    ]
+    assert translate("<b>Hund</b>. <p>Ein Hund</p>.", [0, 1, 2]) == "<b>Hund</b>. <p>Ein Hund</p>."
+
+
+def test_keys_pressed_together_are_one_tag():
+    keys = "<kbd>Alt</kbd>+<kbd>F4</kbd>"
+    assert [tag.text for tag in strip_tags(f"{keys} und <kbd>C</kbd>")[1]] == [keys, "<kbd>C</kbd>"]
+    assert translate(f"Ein {keys} Hund", [1, 0]).count(keys) == 1
+
+
+def test_double_angle_quotes_are_not_tags():
+    assert strip_tags("<<Ein Hund>> bellt") == ("<<Ein Hund>> bellt", [])

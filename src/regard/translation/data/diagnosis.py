@@ -3,6 +3,7 @@
 All checks read a sample of the pairs. Each warning states the measurement and suggests a fix.
 """
 
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,14 +22,25 @@ _MAX_WORDS = 60  # maximum number of words per sentence in the lexical check
 # Real corpora are far from these thresholds. tests/translation/data/test_diagnosis.py checks several corpora.
 _MIN_WINS = 0.58  # fraction of pairs that outscore shifted pairs; 0.5 by chance, at least 0.8 in real corpora
 _MIN_CORRELATION = 0.25  # correlation of source and target lengths; 0 by chance, at least 0.5 in real corpora
-_BLOCKS = 10  # the sample is divided into this many parts to locate the start of a misalignment
+_MIN_EVIDENCE = 5.0  # log likelihood ratio, beyond log(number of pairs), of consecutive misaligned pairs
+_MAX_RATE = 0.9  # assumed maximum fraction of aligned pairs that outscore shifted pairs
+_END = (
+    0.03  # a misalignment that ends within this fraction of the sample before its end goes on until the end
+)
 _MAX_EQUAL = 0.2  # fraction of pairs with identical sides
 _MAX_OVERLAP = 0.7  # overlap between the word distributions of both sides; German and English: 0.05
 _MAX_DUPLICATES = 0.3
 _MAX_FOREIGN = 0.05  # fraction of lines in a different script from the rest
 _MAX_SWAPPED = 0.02  # fraction of pairs
 _SWAP_MARGIN = 3.0  # log odds per side
+_MAX_OVERLAP_SWAPPED = 0.5  # with a larger overlap, the two languages cannot be told apart
+_ROUNDS = 10  # maximum number of iterations
 _MAX_GARBLED = 0.01  # fraction of pairs
+_ENCODINGS = ("cp1252", "latin-1", "cp1250", "cp1251", "cp850", "cp437", "mac_roman")  # mistaken for UTF-8
+_REPLACED = re.compile(r"[^\W\d_]\?[^\W\dA-Z_]")  # "M?nner"
+_MIXED = re.compile(
+    r"[A-Za-z][\u0400-\u04ff]|[\u0400-\u04ff][A-Za-z]"
+)  # Latin and Cyrillic letters in a word
 
 
 def diagnose(statistics: CorpusStatistics, dev: Sequence[Pair] = ()) -> list[str]:
@@ -51,15 +63,25 @@ def diagnose(statistics: CorpusStatistics, dev: Sequence[Pair] = ()) -> list[str
     sample = _Sample.of(statistics.sample)
     warnings = [_equal(sample), _duplicates(statistics), _garbled(sample), *_scripts(sample)]
     if warnings[0] is None:
-        warnings += [_same_language(sample), _swapped(sample), _dev_swapped(sample, dev), _misaligned(sample)]
+        straight = sample.straighten()
+        warnings += [
+            _same_language(straight),
+            _swapped(straight),
+            _dev_swapped(straight, dev),
+            _misaligned(sample),
+        ]
     return [warning for warning in warnings if warning is not None]
 
 
 class _Sample(NamedTuple):
-    """Numbered pairs and, for each, the case-folded words of its source and target."""
+    """Numbered pairs and, for each, the case-folded words of its source and target.
+
+    swapped: the numbers of the pairs whose sides `straighten` has exchanged.
+    """
 
     pairs: list[NumberedPair]
     words: list[tuple[list[str], list[str]]]
+    swapped: Sequence[int] = ()
 
     @classmethod
     def of(cls, pairs: Sequence[NumberedPair]) -> "_Sample":
@@ -69,6 +91,57 @@ class _Sample(NamedTuple):
         """Return how often each word occurs in source and target."""
         source, target = (Counter(word for pair in self.words for word in pair[side]) for side in (0, 1))
         return source, target
+
+    def straighten(self) -> "_Sample":
+        """Exchange the sides of the pairs that have the languages in a different order from most pairs.
+
+        Starts from the word that most often occurs on one side only, and repeatedly compares each pair with
+        the others, so that even if half of the pairs are swapped, they are found.
+        """
+        signs = self._first_signs()
+        margins = [(0.0, 0.0)] * len(signs)
+        for _ in range(_ROUNDS):
+            odds = _Odds.of(*_Sample(self.pairs, self._turn(signs)).counts())
+            margins = [_margins(odds, words, sign) for words, sign in zip(self.words, signs, strict=True)]
+            previous = signs
+            signs = [(source > target) - (source < target) for source, target in margins]
+            if signs == previous:
+                break
+        majority = 1 if sum(signs) >= 0 else -1
+        swapped = [
+            number
+            for number, (source, target) in enumerate(margins)
+            if majority * source < -_SWAP_MARGIN and majority * target > _SWAP_MARGIN
+        ]
+        chosen = set(swapped)
+        words = [
+            (target, source) if i in chosen else (source, target)
+            for i, (source, target) in enumerate(self.words)
+        ]
+        return _Sample(self.pairs, words, [self.pairs[i].number for i in swapped])
+
+    def _first_signs(self) -> list[int]:
+        """Return 1 for a pair with the most telling word in its source, −1 in its target, otherwise 0."""
+        counts = Counter(word for source, target in self.words for word in {*source} ^ {*target})
+        word = counts.most_common(1)[0][0] if counts else ""
+        return [(word in source) - (word in target) for source, target in self.words]
+
+    def _turn(self, signs: Sequence[int]) -> list[tuple[list[str], list[str]]]:
+        """Return the words of all pairs with a sign, those with sign −1 exchanged."""
+        return [
+            (source, target) if sign > 0 else (target, source)
+            for (source, target), sign in zip(self.words, signs, strict=True)
+            if sign
+        ]
+
+
+def _margins(odds: "_Odds", words: tuple[list[str], list[str]], sign: int) -> tuple[float, float]:
+    """Return the log odds of both sides of a pair according to the other pairs. sign: how it was counted."""
+    source, target = words
+    first, second = (source, target) if sign > 0 else (target, source)
+    if sign:
+        odds = odds._replace(left_out=(first, second))
+    return odds(source), odds(target)
 
 
 def _words(text: str) -> list[str]:
@@ -103,9 +176,22 @@ def _garbled(sample: _Sample) -> str | None:
 
 
 def _is_garbled(text: str) -> bool:
-    if "\ufffd" in text:
+    if text.isascii():
+        return "?" in text and "://" not in text and _REPLACED.search(text) is not None
+    if "\ufffd" in text or _MIXED.search(text):
         return True
-    return any(first in "ÃÂÐÑÎÏ" and "\u0080" <= second <= "\u00bf" for first, second in pairwise(text))
+    if any(first in "ÃÂÐÑÎÏ" and "\u0080" <= second <= "\u00bf" for first, second in pairwise(text)):
+        return True
+    return any(_is_mistaken(text, encoding) for encoding in _ENCODINGS)
+
+
+def _is_mistaken(text: str, encoding: str) -> bool:
+    """Return whether a text that is not ASCII looks like UTF-8 that was read in another encoding."""
+    try:
+        text.encode(encoding).decode()
+    except UnicodeError:
+        return False
+    return True
 
 
 def _scripts(sample: _Sample) -> Iterator[str]:
@@ -131,10 +217,15 @@ def _script(text: str) -> str:
 _EAST_ASIAN = {"CJK", "HIRAGANA", "KATAKANA", "HANGUL", "KATAKANA-HIRAGANA", "HALFWIDTH", "BOPOMOFO"}
 
 
-def _same_language(sample: _Sample) -> str | None:
+def _overlap(sample: _Sample) -> float:
+    """Return the overlap of the word distributions of both sides, between 0 and 1."""
     source, target = sample.counts()
     totals = max(source.total(), 1), max(target.total(), 1)
-    overlap = sum(min(source[word] / totals[0], target[word] / totals[1]) for word in source)
+    return sum(min(source[word] / totals[0], target[word] / totals[1]) for word in source)
+
+
+def _same_language(sample: _Sample) -> str | None:
+    overlap = _overlap(sample)
     if overlap <= _MAX_OVERLAP:
         return None
     return (
@@ -144,13 +235,8 @@ def _same_language(sample: _Sample) -> str | None:
 
 
 def _swapped(sample: _Sample) -> str | None:
-    odds = _Odds(*sample.counts())
-    swapped = [
-        numbered.number
-        for numbered, (source, target) in zip(sample.pairs, sample.words, strict=True)
-        if odds(source) < -_SWAP_MARGIN and odds(target) > _SWAP_MARGIN
-    ]
-    if len(swapped) <= _MAX_SWAPPED * len(sample.pairs):
+    swapped = sample.swapped
+    if len(swapped) <= _MAX_SWAPPED * len(sample.pairs) or _overlap(sample) > _MAX_OVERLAP_SWAPPED:
         return None
     return (
         f"{_of(len(swapped), sample)} have their languages swapped, such as pair {swapped[0]:,}. Put the "
@@ -159,7 +245,7 @@ def _swapped(sample: _Sample) -> str | None:
 
 
 def _dev_swapped(sample: _Sample, dev: Sequence[Pair]) -> str | None:
-    odds = _Odds(*sample.counts())
+    odds = _Odds.of(*sample.counts())
     source, target = (sum(odds(_words(pair[side])) for pair in dev[: len(sample.pairs)]) for side in (0, 1))
     if not (source < -_SWAP_MARGIN and target > _SWAP_MARGIN):
         return None
@@ -169,17 +255,30 @@ def _dev_swapped(sample: _Sample, dev: Sequence[Pair]) -> str | None:
     )
 
 
-class _Odds:
-    """Log odds that words belong to the source side rather than to the target side."""
+class _Odds(NamedTuple):
+    """Log odds that words belong to the source side rather than to the target side.
 
-    def __init__(self, source: Counter[str], target: Counter[str]) -> None:
-        self._counts = source, target
-        self._total = log((target.total() + 1) / (source.total() + 1))
+    source, target: word counts. total: log odds of a word that is equally frequent on both sides.
+    left_out: source and target words of a pair whose counts are subtracted.
+    """
+
+    source: Counter[str]
+    target: Counter[str]
+    total: float
+    left_out: tuple[Sequence[str], Sequence[str]] = ((), ())
+
+    @classmethod
+    def of(cls, source: Counter[str], target: Counter[str]) -> "_Odds":
+        return cls(source, target, log((target.total() + 1) / (source.total() + 1)))
 
     def __call__(self, words: Sequence[str]) -> float:
-        source, target = self._counts
-        seen = [word for word in words if word in source or word in target]
-        return sum(log((source[word] + 0.5) / (target[word] + 0.5)) + self._total for word in seen)
+        result = 0.0
+        for word in words:
+            source = self.source[word] - self.left_out[0].count(word)
+            target = self.target[word] - self.left_out[1].count(word)
+            if source or target:
+                result += log((source + 0.5) / (target + 0.5)) + self.total
+        return result
 
 
 def _misaligned(sample: _Sample) -> str | None:
@@ -191,19 +290,58 @@ def _misaligned(sample: _Sample) -> str | None:
             "Source and target look unrelated: their words and lengths match no better than in "
             "shuffled lines. Line n of one side must be the translation of line n of the other."
         )
-    blocks = numpy.array_split(numpy.arange(len(wins)), _BLOCKS)
-    good = [
-        wins[block].mean() >= _MIN_WINS or _correlation(lengths[block]) >= _MIN_CORRELATION
-        for block in blocks
-    ]
-    bad = next((i for i in range(1, _BLOCKS - 1) if all(good[:i]) and not any(good[i:])), None)
-    if bad is None:
+    first, stop = _misaligned_range([wins, _length_wins(lengths)])
+    if first == stop or wins[first:stop].mean() >= _MIN_WINS:
         return None
-    number = sample.pairs[blocks[bad][0]].number
+    if _correlation(lengths[first:stop]) >= _MIN_CORRELATION:
+        return None
+    margin = max(_END * len(wins), 5)
+    begin, end = sample.pairs[first].number, sample.pairs[stop - 1].number
+    place = f"From about pair {begin:,} on"
+    if stop < len(wins) - margin:
+        place = f"Between about pair {begin:,} and pair {end:,}"
+        if first <= margin:
+            place = f"Up to about pair {end:,}"
     return (
-        f"From about pair {number:,} on, source and target look unrelated. Is a line missing or added on "
-        "one side? Line n of one side must be the translation of line n of the other."
+        f"{place}, source and target look unrelated. Is a line missing or added on one side? Line n of one "
+        "side must be the translation of line n of the other."
     )
+
+
+def _misaligned_range(tests: Sequence[numpy.ndarray]) -> tuple[int, int]:
+    """Return the range of consecutive pairs that look most misaligned; an empty range if none does.
+
+    tests: for each test, whether each pair passes it (1, 0, or 0.5 for a tie). Misaligned pairs pass half of
+    the time; aligned pairs as often as the pairs outside the range.
+    """
+    outside = numpy.ones(len(tests[0]), bool)
+    first = stop = 0
+    for _ in range(_ROUNDS):
+        evidence = numpy.zeros(len(outside))
+        for passed in tests:
+            rate = min(max(passed[outside].mean(), 0.5), _MAX_RATE)
+            evidence += numpy.where(passed == 1, log(0.5 / rate), log(0.5 / (1 - rate))) * (passed != 0.5)
+        total = numpy.concatenate([[0.0], evidence.cumsum()])
+        rise = total - numpy.minimum.accumulate(total)
+        stop = int(rise.argmax())
+        if rise[stop] < _MIN_EVIDENCE + log(len(outside)):
+            return 0, 0
+        first = int(total[: stop + 1].argmin())
+        found = numpy.ones(len(outside), bool)
+        found[first:stop] = False
+        if (found == outside).all() or found.sum() < _MIN_PAIRS // 4:
+            break
+        outside = found
+    return first, stop
+
+
+def _length_wins(lengths: numpy.ndarray) -> numpy.ndarray:
+    """Return, for each pair, whether its length ratio is closer to the median than with the next target."""
+    source, target = numpy.log(lengths + 1).T
+    median = numpy.median(target - source)
+    own = abs(target - source - median)
+    other = abs(numpy.roll(target, -1) - source - median)
+    return numpy.where(own == other, 0.5, own < other)
 
 
 def _lexical_wins(sample: _Sample) -> numpy.ndarray:

@@ -15,7 +15,7 @@ from regard._util.checks import check_choice, check_int
 from regard._util.text import pluralize
 from regard.errors import ArgumentError
 from regard.translation.text.paragraphs import find_paragraphs, is_blank, typical_width
-from regard.translation.text.tags import OPAQUE
+from regard.translation.text.tags import EXCLUDED, OPAQUE
 
 if TYPE_CHECKING:
     from regard.translation.translator import Translator
@@ -34,7 +34,7 @@ _INLINE = frozenset(
     "small span strike strong sub sup time tt u var wbr".split()
 )
 _MARKUP = re.compile(
-    rf"<!--.*?(?:-->|\Z)|<!\[CDATA\[.*?\]\]>|<[!?][^>]*>|<(?P<opaque>{'|'.join(OPAQUE)})\b[^>]*(?<!/)>.*?(?:</(?P=opaque)\s*>|\Z)"
+    rf"<!--.*?(?:-->|\Z)|<!\[CDATA\[.*?\]\]>|<[!?][^>]*>|{EXCLUDED}|<(?P<opaque>{'|'.join(OPAQUE)})\b[^>]*(?<!/)>.*?(?:</(?P=opaque)\s*>|\Z)"
     r"|</?[A-Za-z][^\s/>]*(?:[^>\"']|\"[^\"]*\"|'[^']*')*>"
     r"|</?[A-Za-z][^<>]*\Z",  # cut off inside a tag
     re.DOTALL | re.IGNORECASE,
@@ -44,6 +44,7 @@ _INNER_SPACE = re.compile(r"(?<=[^\s>;])&(?:nbsp|#160|#xa0);(?=[^\s<&])", re.I) 
 _KEPT_ENTITY = re.compile(
     r"&(?!(?:amp|lt|gt|quot|apos|nbsp|#160|#xa0|#38|#60|#62|#x26|#x3c|#x3e);)[#\w]+;", re.I
 )
+_REFERENCE = re.compile(r"&#?\w+;")
 # a quoted cell may contain line breaks; a quote inside it is doubled
 _QUOTED = r'"(?:[^"\t]|"")*+"(?=[\t\r\n]|\Z)'
 _CELL = re.compile(rf"(?:^|(?<=\t))(?:{_QUOTED}|[^\t]*)")
@@ -199,18 +200,18 @@ def _running_text(text: str) -> Iterator[Piece]:
 
 def _html(text: str) -> Iterator[Piece]:
     """Yield markup, and the text between block elements with its inline tags."""
-    run, last = "", 0
+    run, written, last = "", "", 0  # written: the run as in the document
     for match in _MARKUP.finditer(text):
-        run += _unescape(text[last : match.start()])
+        between, last = text[last : match.start()], match.end()
+        run, written = run + _unescape(between), written + between
         name = _NAME.match(match[0])
         if name and name[1].lower() in _INLINE and match[0].endswith(">"):
-            run += match[0]
+            run, written = run + match[0], written + match[0]
         else:
-            yield from _run(run)
+            yield from _run(run, written)
             yield Piece(match[0])
-            run = ""
-        last = match.end()
-    yield from _run(run + _unescape(text[last:]))
+            run = written = ""
+    yield from _run(run + _unescape(text[last:]), written + text[last:])
 
 
 def _unescape(text: str) -> str:
@@ -219,12 +220,16 @@ def _unescape(text: str) -> str:
     return _KEPT_ENTITY.sub(lambda match: html.unescape(match[0]), text) if "&" in text else text
 
 
-def _run(text: str) -> Iterator[Piece]:
-    """Yield the pieces of inline content; content without letters outside tags is copied."""
-    stripped = text.strip()
-    if not any(map(str.isalpha, _MARKUP.sub("", stripped))):
-        yield Piece(text)
+def _run(text: str, written: str | None = None) -> Iterator[Piece]:
+    """Yield the pieces of inline content; content without letters outside tags is copied.
+
+    written: the content before character references were replaced.
+    """
+    written = text if written is None else written
+    if not any(map(str.isalpha, _REFERENCE.sub("", _MARKUP.sub("", written)))):
+        yield Piece(written)
         return
+    stripped = text.strip()
     start = text.index(stripped)
     stop = start + len(stripped)
     yield from (Piece(text[:start]), Piece(stripped, True), Piece(text[stop:]))

@@ -65,8 +65,9 @@ class Domain(NamedTuple):
         """Return the distinct words in a sentence that are not in the training data, and their fraction."""
         for span in reversed(find_spans(source, self.translated)):
             source = f"{source[: span.start]} {source[span.stop :]}"
-        words = _WORD.findall(unicodedata.normalize("NFC", source))
-        unseen = [word for word in words if self.words and word.lower() not in self.words]
+        words = _WORD.findall(unicodedata.normalize("NFKC", source))
+        known = self.words or ()
+        unseen = [w for w in words if known and not any(each in known for each in _spellings(w))]
         return list(dict.fromkeys(unseen)), len(unseen) / max(len(words), 1)
 
     def warning(self, source: str, score: float) -> str:
@@ -109,6 +110,11 @@ class _TrainingWords:
     @cached_property
     def _parts(self) -> frozenset[str]:
         return words_of(self._profile.words)
+
+
+def _spellings(word: str) -> set[str]:
+    """Return a word in lowercase; an uppercase SS may also stand for ß."""
+    return {word.lower()} | ({word.lower().replace("ss", "ß")} if word.isupper() else set())
 
 
 def words_of(texts: Iterable[str]) -> frozenset[str]:

@@ -16,11 +16,30 @@ _EMOJI = (
     "\u2b05-\u2b55\u3030\u303d\u3297\u3299\U0001f000-\U0001faff]"
     "[\ufe0e\ufe0f]?[\U0001f3fb-\U0001f3ff]?[\U000e0020-\U000e007f]*\u200d?)+"
 )
+_EMOTICON = r"(?<!\S)(?:[:;=][-o^'’]?[()DPp|*/\\\]\[]|<3|\^_*\^|-_+-|(?-i:[xX]D))(?![^\s.,!?…)])"
+_SYMBOLS = "\u00a9\u00ae\u2103\u2109\u2116\u2117\u2120\u2122\u2460-\u24ff"  # ©, ®, ℃, №, ™, ①
 _SPACE = "[ \u00a0\u202f\u2009]"
-_NUMBER = rf"(?:\d{{1,3}}(?:{_SPACE}\d{{3}})+(?!\d)(?:,\d+)?|\d+(?:[.,:/'’·×–-]\d+)*)"
-_UNIT = r"[ \u00a0\u202f]?(?:[%‰]|°[CFK]?|[€$£¥₹](?!\w))"
-_AMOUNT = rf"(?:(?:[$€£¥₹]|§§?){_SPACE}?)?{_NUMBER}(?:{_UNIT})?"
+_NUMBER = (  # 12. 3. 2020; 10 000; 1,5 or 24./25 or 3.–5, and 5,- for a price
+    rf"(?:\d{{1,2}}\.{_SPACE}\d{{1,2}}\.{_SPACE}(?:\d{{4}}|\d\d)(?!\d)"
+    rf"|\d{{1,3}}(?:{_SPACE}\d{{3}})+(?!\d)(?:,\d+)?"
+    r"|\d+(?:(?:[.,:'’·×]|\.?[/–-])\d+)*(?:[.,][-–—]{1,2}(?![\w-]))?)"
+)
+_CURRENCIES = "(?-i:EUR|USD|CHF|GBP|JPY)"
+_MEASURES = (
+    "(?-i:km/h|m/s|[kcm]?m[²³]?|[km]?g|[mcdh]?l|[kMGT]B|[kMG]?Hz|[kM]?Wh?|mAh|[km]?[VA]|hPa|mbar|dB|kcal"
+    "|ms|min|s|h)"
+)
+_UNIT = (
+    r"[ \u00a0\u202f]?(?:[%‰]|°[CFK]?|[€$£¥₹](?!\w))"
+    rf"|[ \u00a0\u202f](?:{_MEASURES}|{_CURRENCIES})(?![\w-]|\.\w)"
+)
+_AMOUNT = rf"(?:(?:[$€£¥₹]|§§?|(?<!\w){_CURRENCIES}){_SPACE}?)?{_NUMBER}(?:{_UNIT})?"
 OPERATOR = f"{_SPACE}[-+−–*/:=<>≤≥≈±×·÷x]"
+# text before a space after which a span may continue: "€" before " 5", "12. 3." before " 2020"
+CONTINUED = (
+    rf"(?:(?<!\S)(?:[$€£¥₹§]+|{_CURRENCIES})|(?<!\S)\d{{1,2}}\.(?:{_SPACE}\d{{1,2}}\.)?"
+    rf"|[\d%‰€$£¥₹CFK]{OPERATOR})$"
+)
 _TOP_LEVEL = (
     "com|org|net|edu|gov|info|io|de|at|ch|fr|uk|eu|nl|it|es|pl|cz|ru|cn|jp|ro|gr|se|dk|no|fi|be|pt|us"
 )
@@ -28,15 +47,28 @@ _EXTENSIONS = (
     "pdf|jpe?g|png|gif|svg|bmp|tiff?|webp|txt|csv|tsv|docx?|xlsx?|pptx?|odt|html?|xml|json|ya?ml|toml|zip|gz|"
     "tar|rar|mp[34]|wav|avi|exe|dll|py|js|css|java|cpp|ipynb|tex"
 )
-_DIGIT = "[\\d\u00b2\u00b3\u00b9\u2070-\u2089]"  # superscripts and subscripts too, as in H₂O
+# superscripts and subscripts too, as in H₂O, and Roman numerals
+_DIGIT = "[\\d\u00b2\u00b3\u00b9\u2070-\u2089\u2160-\u2188]"
 _NUMBERED = r"(?=[^\W\d_]*+\d)[^\W_]++"  # letters and digits, at least one digit
 _CODES = (
+    r"(?<!\w)\d++(?:-\d++)++-x(?!\w)",  # an ISBN
     r"(?<!\w)[a-z]{2}\d\d(?: (?=[a-z]*\d)[a-z\d]{4}){2,}(?: \d{1,3})?(?!\w)",  # an IBAN
     # such as 3.12.1-rc2 or 2024-03-15T12:30Z
     rf"(?<!\w)(?=[\d.:_+-]*+[^\W\d_]){_NUMBERED}"
     rf"(?:[.:_+-](?:{_NUMBERED}|(?:alpha|beta|rc|pre|dev|post|snapshot|build)(?![^\W_])))++",
     r"(?<![\w.,])[+−-]?\d+(?:[.,]\d+)*[^\W\d_]{1,4}(?:/[^\W\d_]{1,4})?(?!\w)",  # 3,5kg, 100km/h
     rf"(?<!\w)(?:[^\W\d_]=)?(?=[^\W_]*{_DIGIT})(?=[^\W_]*[^\W\d_])[^\W_]+(?!\w)",  # A380, E=mc²
+)
+_IDENTIFIERS = (
+    r"(?<![\w=])[^\W\d]\w*+=[\w\"'.=+-]*[\w\"']",  # x=1
+    # an IPv6 address
+    r"(?<![\w:])(?=[a-f\d:]*?(?:::|[a-f]))(?=[a-f:]*+\d)(?:[a-f\d]{0,4}:){2,7}[a-f\d]{0,4}(?![\w:])",
+    # std::vector, file_name, getName and print(), but not Fahrer_innen
+    r"(?<!\w)[^\W\d]\w*+(?:(?:::|->)\w++)++(?:\(\))?",
+    r"(?<!\w)(?!\w*_in(?:nen)?\b)(?=_*+[^\W_]++_++[^\W_])\w++(?:\(\))?",
+    r"(?<!\w)(?-i:[a-z][a-z\d]*+[A-Z][a-z]{2,}+\w*+)(?:\(\))?",
+    r"(?<!\w)[^\W\d]\w*+\(\)(?!\w)",
+    r"(?<!\w)(?-i:[A-Z]{1,3}&[A-Z]{1,3})(?!\w)",  # H&M
 )
 _PATHS = (
     r"(?<!\w)[a-z]:\\[^\s\"<>|]+",
@@ -46,33 +78,46 @@ _PATHS = (
     rf"(?<![\w/.-])(?:[\w-][\w.-]*/)*[\w-]+(?:\.[\w-]+)*\.(?:{_EXTENSIONS})(?!\w)",
 )
 _KINDS = {  # the first match wins
-    "url": r"(?:[a-z][a-z0-9+.-]{1,15}://|www\.)[^\s<>\"“”„«»\x00-\x1f]+",
-    "email": r"(?<![\w.+-])[\w.+-]+@[\w-]+(?:\.[\w-]+)+",
+    "url": (
+        r"(?:[a-z][a-z0-9+.-]{1,15}://|www\.|(?<!\w)(?:mailto|tel|sms|doi|arxiv|isbn|urn|magnet):(?=[\w+]))"
+        r"[^\s<>\"“”„«»\x00-\x1f]+"
+    ),
+    # max@a.de, @user@a.social, and git@a.com:b/c.git
+    "email": r"(?<![\w.+-])@?[\w.+-]+@[\w-]+(?:\.[\w-]+)+(?::[\w~-][\w.~/-]*[\w/])?",
     "path": "|".join(_PATHS),
     "placeholder": (
         r"\$?\{\{[^{}\n]*\}\}|\$?\{[^{}\s]*\}|%\(\w+\)[a-z]|%\d*\$?[sdifxX@](?![^\W_])|%%|\[\[[^\[\]\s]*\]\]"
-        r"|__\w+__|(?<![\w`])`[^`\s](?:[^`\n]*[^`\s])?`(?![\w`])"
+        r"|\[\^?\d{1,3}\]"  # a footnote
+        r"|\{\w+, ?(?:number|date|time|duration|ordinal|spellout)\b[^{}\n]*\}"  # ICU MessageFormat
+        r"|__\w+__|(?<![\w`])`[^`\s](?:[^`\n]*[^`\s])?`(?![\w`])|(?<!\S)```+[\w-]*(?!\S)"
+        r"|\\[nrt](?![a-zäöüß])|\\u[\da-f]{4}|(?<!\w):(?-i:[a-z])[\w+-]+:(?!\w)"  # \n, :smile:
     ),
     "entity": r"&(?:#\d+|#[xX][0-9a-fA-F]+|[a-zA-Z]\w*);",
     "domain": (  # "singt.Es" lacks a space; it is not a domain
         rf"(?<![\w.-])(?:[^\W_](?:[\w-]*[^\W_])?\.)+(?-i:{_TOP_LEVEL}|COM|ORG|NET)\b(?:/[^\s<>\"]*)?"
     ),
-    "emoji": _EMOJI,
-    "mention": r"(?<![\w&])[@#][^\W\d_]\w*",
+    "emoji": rf"{_EMOJI}|{_EMOTICON}",
+    "mention": r"(?<![\w&])(?:#\w+|@\w+(?:\.(?-i:[a-z\d_])\w*)*)",
     "phone": (
         r"(?<![\w+.,/-])(?=(?:\D{0,3}\d){7})(?:\+\d{1,3}(?: \d(?!\d))?|\(?0\d{1,5}\)?|\(\d{2,5}\))"
         rf"(?:(?:{_SPACE}|[/–-])?\(\d{{1,5}}\){_SPACE}?\d+|(?:{_SPACE}|[/–-])\d{{2,}})+(?!\w)"
     ),
+    "identifier": "|".join(_IDENTIFIERS),
     "code": "|".join(_CODES),
     "number": (
-        rf"(?<![^\W\d_])[+−-]?(?<![\d.,]){_AMOUNT}(?:{OPERATOR}{_SPACE}[+−-]?{_AMOUNT}(?![^\W_]))*(?![^\W_])"
+        rf"(?<![^\W\d_])[+−-]?(?<![\d.,]){_AMOUNT}(?:{OPERATOR}{_SPACE}[+−-]?{_AMOUNT}(?![^\W_]))*"
+        r"(?:(?<=[%‰])|(?![^\W_]))"  # 100%ig
     ),
     "currency": r"[$€£¥₹₽₩](?!\w)",
+    "symbol": f"[{_SYMBOLS}]+",
+    # a row of equal marks, such as ---- or ====; also !!!!!!, but not ... or ???
+    "rule": r"(?P<mark>[^\w\s.!?,;…])(?P=mark){2,}|_{3,}|(?P<end>[.!?,…])(?P=end){5,}",
 }
 _PATTERN = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _KINDS.items()), re.IGNORECASE)
 # every span contains one of these; a line without them needs no further search
 _TRIGGER = re.compile(
-    rf"[\d@#{{%&$€£¥₹₽₩`]|{_DIGIT}|://|www\.|[:\\]\\|/[\w.-]+/|[~.]/|\[\[|__"
+    rf"[\d@#{{%&$€£¥₹₽₩`\\_={_SYMBOLS}]|{_DIGIT}|:[/:\w]|www\.|/[\w.-]+/|[~.]/|\[\[|->|\(\)"
+    rf"|([^\w\s])\1\1|{_EMOTICON}|(?-i:[a-z][A-Z][a-z])"
     rf"|\.(?:{_TOP_LEVEL}|{_EXTENSIONS})\b|{_EMOJI}",
     re.IGNORECASE,
 )

@@ -17,11 +17,14 @@ _ORDINAL_DIGITS = 3  # "19. Jahrhundert" may continue the sentence, "1999. Danac
 _TITLES = frozenset(
     "dr prof mr mrs ms mme mlle sr sra st hr fr frl dipl ing jr lt sgt capt maj nr núm abs kap bd "
     "vol abb vgl cf ca approx zb bzw evtl ggf inkl exkl tel dept hrsg eds vs gegr geb gest jan "
-    "feb apr jun jul aug sept okt oct nov dez d.h z.b u.a i.e e.g p.ex".split()
+    "feb apr jun jul aug sept okt oct nov dez d.h z.b u.a i.e e.g p.ex mio mrd tsd bzgl sog fa fam hl mind "
+    "rev gen col mt".split()
 )
 _BEFORE_NUMBERS = frozenset("no nos num art fig tab max min op eq sec dec sep p pp".split())
 # abbreviations that end a sentence only if a sentence starter follows
-_FINAL = frozenset("etc usw u.s.w inc ltd corp co al a.m p.m u.s u.k d.c ph.d b.a m.a gmbh bros jh".split())
+_FINAL = frozenset(
+    "etc usw u.s.w inc ltd corp co al a.m p.m u.s u.k d.c ph.d b.a m.a gmbh bros jh std sek chr".split()
+)
 _STARTERS = frozenset(
     "der die das den dem ein eine einen einem einer er sie es wir ich ihr du man mein sein dieser "
     "diese dieses in im auf mit und aber dann danach heute zwei drei viele the a an he she it "
@@ -75,11 +78,15 @@ def _period_ends_sentence(word: str, following: str) -> bool:
     lower = word.lower()
     if not word:
         return True
+    if re.fullmatch(r"\d{1,3}\.[-–/]\d{1,3}", word):  # 24./25. Dezember
+        word = word[-1]
     if word.isdigit():
         return len(word) > _ORDINAL_DIGITS or following.lower() in _STARTERS
     if len(word) == 1 and word.isalpha():  # an initial, or part of "z. B."
         return False
-    if lower in _TITLES or (lower in _BEFORE_NUMBERS and following[:1].isdigit()):
+    if lower.rpartition("-")[2] in _TITLES:  # Dipl.-Ing. too
+        return False
+    if following[:1].isdigit() and (lower in _BEFORE_NUMBERS or lower.endswith("str")):  # Bahnhofstr. 5
         return False
     if lower in _FINAL or re.fullmatch(r"(?:[^\W\d_]\.)+[^\W\d_]", word):
         return following.lower() in _STARTERS

@@ -14,7 +14,7 @@ from regard.translation.text.profile import TextProfile
 from regard.translation.text.protected_spans import Span, find_spans, merge_spans, split_words, word_core
 from regard.translation.text.sentence_splitter import group_sentences, sentence_ends
 from regard.translation.text.source_part import SourceLine, SourcePart, cut_spans, segment_words
-from regard.translation.text.tags import strip_tags
+from regard.translation.text.tags import Tag, strip_tags
 from regard.translation.text.terms import Terms
 from regard.translation.tokens import Tokenizer
 
@@ -23,10 +23,13 @@ _BRACKETS = {"(": ")", "[": "]", "{": "}", "„": "“", "“": "”", '"': '"',
 _INVISIBLE = re.compile(
     "[\u00ad\u061c\u180e\u200e\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff\ufff9-\ufffb]"
 )
-# marks a list item or a heading; [ ] is a checkbox
+# marks a list item, such as "-" or "a)", or a heading; [ ] is a checkbox
 _MARKER = re.compile(
-    r"\s*(?:(?:#{1,6}|[-–—*+•>])\s+)*(?:#{1,6}|[-–—*+•>](?: \[[ xX]\])?)(?=\s+[^\w\s]{0,2}[^\W\d_])"
+    r"\s*(?:(?:#{1,6}|[-–—*+•>])\s+)*"
+    r"(?:#{1,6}|[-–—*+•>](?: \[[ xX]\])?|\(?(?:\d{1,3}|[a-zA-Z]|[ivxIVX]{2,4})\))(?=\s+[^\w\s]{0,2}[^\W\d_])"
 )
+# separates the cells or items in a line
+_SEPARATOR = re.compile(r"\t|(?<!\S)[|¦•‣▪●·](?!\S)")
 # such as terminal colors
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\))")
 _JOINER = re.compile(r"(?<![\u0590-\U0010ffff])[\u200c\u200d]|[\u200c\u200d](?![\u0590-\U0010ffff])")
@@ -76,18 +79,16 @@ class SourceReader:
         """
         plain, tags = strip_tags(_remove_controls(text))
         spans = find_spans(plain, self._profile.unprotected)
+        starts, markers, sentences = self._split(plain, spans, tags)
+        spans = merge_spans([*spans, *markers]) if markers else spans
         ranges = split_words(plain, spans)
         words = [plain[start:stop] for start, stop in ranges]
-        ends = sentence_ends(plain, spans)
-        starts = self._part_starts(plain, ends)
-        if marker := _MARKER.match(plain):  # copied as a part of its own
-            starts[1:1] = [marker.end()]
         parts = [
             part
             for words_of_part in self._parts(plain, spans, ranges, starts)
             for part in self._sentence(plain, *words_of_part, terms)
         ]
-        return SourceLine(text, words, ranges, tags, parts, len(ends) + bool(marker))
+        return SourceLine(text, words, ranges, tags, parts, sentences)
 
     def read_whole(self, text: str) -> SourceLine:
         """Read a line of any length as one part, for simultaneous translation.
@@ -101,15 +102,46 @@ class SourceReader:
         parts = [self._whole(plain, ranges, spans, 0, "", None)[0]] if ranges else []
         return SourceLine(text, words, ranges, tags, parts, 1)
 
-    def _part_starts(self, text: str, ends: Sequence[int]) -> list[int]:
-        """Return the start of each part; no part has more sentences or tokens than a training line."""
+    def _split(
+        self, text: str, spans: Sequence[Span], tags: Sequence[Tag]
+    ) -> tuple[list[int], list[Span], int]:
+        """Return the start of each part of a line, the list markers, and the number of sentences.
+
+        Cells, list items and block elements are separate parts; separators and markers are copied as parts
+        of their own.
+        """
+        bounds = _segment_bounds(text, spans, tags)
+        starts, markers, sentences = [0], list[Span](), 0
+        for start, stop in zip([0, *bounds], [*bounds, len(text)], strict=True):
+            segment = text[start:stop]
+            inside = [
+                span._replace(start=span.start - start, stop=span.stop - start)
+                for span in spans
+                if start <= span.start < stop
+            ]
+            ends = [start + end for end in sentence_ends(segment, inside)]
+            starts += self._part_starts(text, start, ends)
+            sentences += len(ends)
+            if marker := _MARKER.match(segment):
+                first = start + len(segment) - len(segment.lstrip())
+                starts.append(start + marker.end())
+                markers.append(Span(first, start + marker.end(), "marker"))
+                sentences += 1
+        return sorted(set(starts)), markers, sentences
+
+    def _part_starts(self, text: str, start: int, ends: Sequence[int]) -> list[int]:
+        """Return the start of each part of a segment; none has more sentences or tokens than a training line.
+
+        start: of the segment. ends: of its sentences.
+        """
         if len(ends) <= self._profile.max_sentences and (len(ends) <= 1 or not self._profile.max_tokens):
-            return [0]
-        sentences = [text[start:stop] for start, stop in zip([0, *ends[:-1]], ends, strict=True)]
+            return [start]
+        begins = [start, *ends[:-1]]
+        sentences = [text[first:stop] for first, stop in zip(begins, ends, strict=True)]
         lengths = [len(ids) for ids in self._tokenizer.encode_batch(sentences)]
         starts, sentence = [], 0
         for count in group_sentences(lengths, self._profile.max_sentences, self.max_tokens):
-            starts.append(0 if sentence == 0 else ends[sentence - 1])
+            starts.append(begins[sentence])
             sentence += count
         return starts
 
@@ -143,10 +175,10 @@ class SourceReader:
         whole, by_word, found_terms = self._whole(text, ranges, spans, first_word, separator, terms)
         if len(whole.ids) <= self.max_tokens:
             return [whole]
-        if self.copies:
-            return _split(whole, self.max_tokens)
         if not whole.has_text:
             return [whole]
+        if self.copies:
+            return _split(whole, self.max_tokens)
         # each span is one token here, so none is split
         segmentation = segment_words(self._tokenizer, whole.normalized, by_word)
         segmentation = segmentation._replace(words=whole.segmentation.words)
@@ -279,15 +311,29 @@ class SourceReader:
         unknown = self._tokenizer.special.unknown
         for number, tokens in zip(free, ids, strict=True):
             start, stop = word_core(words[number])
-            if unknown in tokens or self._is_name(words[number][start:stop], len(tokens)):
+            if (
+                unknown in tokens
+                or self._is_name(words[number][start:stop], len(tokens))
+                or self._is_name_in_capitals(written[number])
+            ):
                 words[number] = written[number]
-                by_word[number] = [(*word_core(written[number]), "unknown")]
+                core = _with_brackets(written[number], *word_core(written[number]))
+                by_word[number] = [(*core, "unknown")]
+
+    def _is_name_in_capitals(self, word: str) -> bool:
+        """Return whether a long uppercase word would look like an unknown name in normal letter case."""
+        core = word[slice(*word_core(word))]
+        if len(core) <= _MAX_ACRONYM or not core.isupper() or not self._profile.words:
+            return False
+        name = core.capitalize()
+        return self._is_name(name, len(self._tokenizer.encode_words([name])[0]))
 
     def _is_name(self, word: str, tokens: int) -> bool:
         """Return whether a word looks like an unknown name.
 
         It has foreign letters, is an acronym, or begins with an uppercase letter and has many tokens.
         """
+        word = unicodedata.normalize("NFKC", word)  # as the tokenizer does: ｆｌａｃｈ is flach
         profile = self._profile
         if (
             len(word) < _MIN_NAME
@@ -389,7 +435,25 @@ def _spans_by_word(
         while ranges[word][1] <= start:
             word += 1
         first, last = start - ranges[word][0], min(stop, ranges[word][1]) - ranges[word][0]
-        if first and _BRACKETS.get(words[word][first - 1]) == words[word][last : last + 1]:
-            first, last = first - 1, last + 1
-        result.setdefault(word, []).append((first, last, kind))
+        result.setdefault(word, []).append((*_with_brackets(words[word], first, last), kind))
     return result
+
+
+def _with_brackets(word: str, first: int, last: int) -> tuple[int, int]:
+    """Return a range of characters of a word together with the brackets or quotes around it."""
+    if first and _BRACKETS.get(word[first - 1]) == word[last : last + 1]:
+        return first - 1, last + 1
+    return first, last
+
+
+def _segment_bounds(text: str, spans: Sequence[Span], tags: Sequence[Tag]) -> list[int]:
+    """Return the positions between cells, list items and block elements; separators are also segments."""
+    separators = [
+        match
+        for match in _SEPARATOR.finditer(text)
+        if not any(span.start <= match.start() < span.stop for span in spans)
+    ]
+    bounds = {tag.position for tag in tags if tag.separates}
+    bounds.update(match.start() for match in separators)
+    bounds.update(match.end() for match in separators if match[0] != "\t")
+    return sorted(at for at in bounds if 0 < at < len(text))

@@ -57,11 +57,11 @@ class SourcePart:
 
     @property
     def all_upper(self) -> bool:
-        """Whether the whole part was uppercase."""
-        return all(
-            upper or not any(map(str.isalpha, word))
-            for upper, word in zip(self.was_upper, self.segmentation.words, strict=True)
-        ) and any(self.was_upper)
+        """Whether the whole part was uppercase, apart from protected spans."""
+        words = enumerate(zip(self.was_upper, self.segmentation.words, strict=True))
+        return any(self.was_upper) and all(
+            upper or i in self.copies or not any(map(str.isalpha, word)) for i, (upper, word) in words
+        )
 
 
 class SourceLine(NamedTuple):

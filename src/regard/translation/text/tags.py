@@ -21,9 +21,16 @@ OPAQUE = (
     "template",
     "pre",
 )  # elements whose content is not translated
+# other elements that their author excluded from translation, up to the first end tag
+EXCLUDED = (
+    r"<(?P<excluded>[A-Za-z][\w:-]*)(?=\s)[^<>]*?\s(?:translate\s*=\s*[\"']?no\b|class\s*=\s*[\"']?[^\"'<>]*?\bnotranslate\b)"
+    r"[^<>]*(?<!/)>.*?</(?P=excluded)\s*>"
+)
 _TAG = re.compile(
-    rf"<!--.*?-->|<(?P<opaque>{'|'.join(OPAQUE)})\b[^<>]*(?<!/)>.*?</(?P=opaque)\s*>|"
-    r"</?[A-Za-z][\w:.-]*(?:\s+[^\s<>\"'/=]+(?:\s*=\s*(?:\"[^\"]*\"|'[^']*'|[^\s\"'<>]+))?)*\s*/?>|"
+    rf"<!--.*?-->|{EXCLUDED}|<(?P<opaque>{'|'.join(OPAQUE)})\b[^<>]*(?<!/)>.*?</(?P=opaque)\s*>"
+    # keys pressed together: <kbd>Alt</kbd>+<kbd>F4</kbd>
+    r"(?:[^\w\s<>&]{1,3}<(?P=opaque)\b[^<>]*(?<!/)>.*?</(?P=opaque)\s*>)*|"
+    r"(?<!<)</?[A-Za-z][\w:.-]*(?:\s+[^\s<>\"'/=]+(?:\s*=\s*(?:\"[^\"]*\"|'[^']*'|[^\s\"'<>]+))?)*\s*/?>|"
     # an escaped tag, such as &lt;b&gt;; attributes need a value, because "x &lt;y und z&gt;" is a comparison
     r"&lt;/?[A-Za-z][\w:.-]*(?:\s+[^\s<>&\"'/=]+\s*=\s*(?:\"[^\"<>]*\"|'[^'<>]*'|(?:[^\s<>&\"']|&(?!lt;|gt;))+))*\s*/?&gt;",
     re.S,
@@ -105,6 +112,11 @@ class Tag(NamedTuple):
         return self.pair < 0 or (not self.pair and self.text.startswith(("</", "&lt;/")))
 
     @property
+    def separates(self) -> bool:
+        """Whether this is a tag between paragraphs, cells, list items or lines."""
+        return self.name in _SEPARATORS
+
+    @property
     def stands_alone(self) -> bool:
         """Whether this is neither a start nor an end tag: <br>, a comment, or a whole <code>…</code>."""
         if self.pair:
@@ -142,6 +154,8 @@ def strip_tags(text: str) -> tuple[str, list[Tag]]:
             before.endswith(tuple(_PUNCTUATION)),
             pair,
         )
+        if tag.separates and not text.startswith(tuple(_PUNCTUATION), last):
+            tag = tag._replace(encloses_punctuation=True)
         joins = not previous.isspace() and not text.startswith(tuple(_PUNCTUATION), last)
         if tag.name in _SEPARATORS and joins and not tag.space_after:
             plain.append(" ")

@@ -141,7 +141,7 @@ def write_part(
         return TargetPart(decoded, empty, [word for word in verbatim if word.text], None, {})
     unknown = tokenizer.special.unknown
     replacements = replace_unknown(ids, source, weights, tokenizer.kind, unknown)
-    surfaces = _surfaces(ids, source, replacements, tokenizer.kind, unknown)
+    surfaces = _surfaces(ids, source, replacements, tokenizer)
     segmentation = tokenizer.decode(ids, surfaces)
     missing: dict[int, list[str]] = {word: [] for word in untranslated_words(source, replacements.copied)}
     missing |= _missing_copies(decoded.part, segmentation.text, replacements.copied)
@@ -158,16 +158,22 @@ def write_part(
 
 
 def _surfaces(
-    ids: Sequence[int], source: Segmentation, replacements: Replacements, kind: str, unknown: int
+    ids: Sequence[int], source: Segmentation, replacements: Replacements, tokenizer: Tokenizer
 ) -> dict[int, str]:
-    """Return the text of each unknown target token: ▁ marks where it begins or ends a word."""
+    """Return the text of each unknown target token: ▁ marks where it begins or ends a word.
+
+    A copy from inside a word begins a new word, unless it follows the same character as in the source.
+    """
     texts = dict(replacements.texts)
-    if kind == "words":
+    if tokenizer.kind == "words":
         return texts
     for target, token in replacements.pairs:
         texts[target] = copied_text(source, token)
+        previous = texts.get(target - 1) or tokenizer.piece(ids[target - 1]) if target else SPACE
+        if not texts[target].startswith(SPACE) and previous[-1:] != source.pieces[token - 1][-1:]:
+            texts[target] = SPACE + texts[target]
     # an unknown token with nothing to copy is dropped
-    return {at: texts.get(at, "") for at, token in enumerate(ids) if token == unknown}
+    return {at: texts.get(at, "") for at, token in enumerate(ids) if token == tokenizer.special.unknown}
 
 
 def copied_text(source: Segmentation, token: int) -> str:
