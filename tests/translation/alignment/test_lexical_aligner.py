@@ -149,6 +149,17 @@ def test_endings_predict_words(monkeypatch):
     assert error_rate(LexicalAligner.learn(pairs).links(pairs, "union"), links).aer > 0.3
 
 
+def test_agreement_is_between_the_product_and_certainty():
+    """If both directions are certain, so is the agreement; else it is between the product and the larger."""
+    forward, backward = np.array([1, 0, 1, 0.99, 0, 0.3]), np.array([1, 1, 0, 0.5, 0, 0.2])
+    agreement = lexical_aligner._agreement(forward, backward)
+    assert agreement[[0, 1, 2, 4]].tolist() == [1, 0, 0, 0]
+    assert (agreement >= forward * backward).all()
+    assert agreement[3] > 0.99 * 0.5
+    np.testing.assert_array_equal(agreement, lexical_aligner._agreement(backward, forward))
+    assert (agreement <= np.maximum(forward, backward)).all()
+
+
 def test_words_that_are_rarely_linked_attract_fewer_words(monkeypatch):
     pairs, _ = shuffled(150)
     rng = random.Random(0)
