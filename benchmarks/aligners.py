@@ -67,7 +67,7 @@ Directions = Sequence[tuple[Links, Links] | LexicalAlignment]
 
 METHODS: tuple[SymmetrizationMethod, ...] = ("intersection", "grow-diag-final-and")
 BOOKS = {"greek": range(40, 45), "greek-letters": range(45, 67)}
-CONFIDENT = 0.8  # minimum score of the links for the canonical correlation analysis
+CONFIDENT = 0.8  # minimum mean of both directions, of the links for the canonical correlation analysis
 MINILM_LAYER = 2  # counted from 0; best of 0, 2 and 5 on roen and zhen
 
 
@@ -225,7 +225,7 @@ def align_encoders(pairs: Pairs, folder: Path) -> Directions:
     for alignment, first, second in zip(
         LexicalAligner.learn(pairs).align(pairs), source, target, strict=True
     ):
-        rows, columns = np.nonzero(alignment.weights >= CONFIDENT)
+        rows, columns = np.nonzero((alignment.forward + alignment.backward) / 2 >= CONFIDENT)
         linked[0].append(first[columns])
         linked[1].append(second[rows])
     x, y = (np.concatenate(side) for side in linked)

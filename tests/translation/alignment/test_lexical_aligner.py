@@ -149,6 +149,17 @@ def test_endings_predict_words(monkeypatch):
     assert error_rate(LexicalAligner.learn(pairs).links(pairs, "union"), links).aer > 0.3
 
 
+def test_agreement_is_between_the_product_and_certainty():
+    """If both directions are certain, so is the agreement; else it is between the product and the larger."""
+    forward, backward = np.array([1, 0, 1, 0.99, 0, 0.3]), np.array([1, 1, 0, 0.5, 0, 0.2])
+    agreement = lexical_aligner._agreement(forward, backward)
+    assert agreement[[0, 1, 2, 4]].tolist() == [1, 0, 0, 0]
+    assert (agreement >= forward * backward).all()
+    assert agreement[3] > 0.99 * 0.5
+    np.testing.assert_array_equal(agreement, lexical_aligner._agreement(backward, forward))
+    assert (agreement <= np.maximum(forward, backward)).all()
+
+
 def test_words_that_are_rarely_linked_attract_fewer_words(monkeypatch):
     pairs, _ = shuffled(150)
     rng = random.Random(0)
@@ -163,10 +174,48 @@ def test_the_intersection_leaves_out_links_with_a_low_score():
     pairs, _ = shuffled(60)
     for alignment in LexicalAligner.learn(pairs).align(pairs):
         assert alignment.min_score > 0
-        forward, backward = alignment.best_links()
+        forward, backward = alignment.candidates()
         confident = alignment.links(threshold=alignment.min_score)
         assert alignment.links("intersection") == forward & backward & confident
         assert replace(alignment, min_score=0).links("intersection") == forward & backward
+
+
+def two_directions(forward: list[list[float]], backward: list[list[float]]) -> LexicalAlignment:
+    """Return an alignment with the given probabilities (target words × source words)."""
+    words = tuple("abcdef"[: len(forward[0])]), tuple("uvwxyz"[: len(forward)])
+    return LexicalAlignment(*words, np.array(forward), np.array(backward), 0.0)
+
+
+def test_scores_multiply_the_odds_of_both_directions():
+    """Even odds leave the other direction's odds as they are, and opposite odds cancel."""
+    alignment = two_directions([[0.5, 0.8, 0.8, 0.8]], [[0.8, 0.5, 0.2, 0.8]])
+    np.testing.assert_allclose(alignment.weights, [[0.8, 0.8, 0.5, 16 / 17]], rtol=0.01)
+    swapped = two_directions(alignment.backward.T.tolist(), alignment.forward.T.tolist())
+    np.testing.assert_allclose(swapped.weights, alignment.weights.T)
+
+
+def test_no_direction_is_trusted_completely():
+    """A direction cannot overrule the other one by being certain, and no score is 0 or 1."""
+    alignment = two_directions([[1, 1, 0]], [[1, 0, 0]])
+    scores = alignment.weights[0]
+    assert 0.99 < scores[0] < 1
+    assert scores[1] == pytest.approx(0.5)
+    assert 0 < scores[2] < 0.01
+
+
+def test_a_word_with_two_translations_keeps_both():
+    """The backward direction must divide the word's probability; the forward direction is certain of both."""
+    alignment = replace(two_directions([[0.99], [0.99]], [[0.5], [0.49]]), min_score=0.9)
+    assert alignment.links("intersection") == {(0, 0), (0, 1)}
+
+
+def test_links_that_the_other_direction_makes_very_unlikely_are_left_out():
+    alignment = two_directions([[0.6, 0, 0], [0, 0.6, 0]], [[0.7, 0, 0], [0, 0, 0.6]])
+    forward, backward = alignment.best_links()
+    assert forward == {(0, 0), (1, 1)}
+    assert backward == {(0, 0), (2, 1)}
+    assert alignment.candidates() == ({(0, 0)}, {(0, 0)})
+    assert alignment.links("union") == {(0, 0)}
 
 
 def test_rows_sum_to_at_most_one():

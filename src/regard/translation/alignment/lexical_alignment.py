@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 DECIMALS = 4  # decimal places of scores in JSON
 _MODEL_WEIGHT = 0.75  # tuned on the Greek-English gold links for books 40 to 44
 _MIN_PROBABILITY = 1e-6  # lower probabilities are raised to this value in geometric means
+_NOISE = 1e-3  # assumed probability that a direction is wrong, however certain it is
+_LIKELY, _UNLIKELY = 0.5, 2.5e-3  # scores from which links are always, and below which never, candidates
 
 
 @dataclass(frozen=True, eq=False)  # == on arrays returns an array
@@ -57,23 +59,40 @@ class LexicalAlignment:
 
     @cached_property
     def weights(self) -> Floats:
-        """Score of each link (target words, source words): the mean of both directions."""
-        return (self.forward + self.backward) / 2
+        """Score of each link (target words, source words): its probability according to both directions.
+
+        The directions count as independent evidence, so their odds are multiplied:
+        score / (1 − score) = forward / (1 − forward) · backward / (1 − backward).
+        A word that is linked to several words divides its probability among them in one direction. The other
+        direction can be certain of each, so the product does not penalize such links as a mean would.
+        """
+        odds = _odds(self.forward) * _odds(self.backward)
+        return odds / (1 + odds)
 
     def links(
         self, method: SymmetrizationMethod = "grow-diag-final-and", threshold: float | None = None
     ) -> Links:
         """Return (source word, target word) links.
 
-        method: how to combine the best links of both directions; see `symmetrize`. "intersection" leaves
-            out links with a score below `min_score`.
+        method: how to combine the links of both directions (`candidates`); see `symmetrize`. "intersection"
+            leaves out links with a score below `min_score`.
         threshold: if given, return all links with at least this score instead.
         """
         check_threshold(threshold)
         if threshold is not None:
             return self._links_from(threshold)
-        links = symmetrize(*self.best_links(), method)
+        links = symmetrize(*self.candidates(), method)
         return links & self._links_from(self.min_score) if method == "intersection" else links
+
+    def candidates(self) -> tuple[Links, Links]:
+        """Return the links of both directions that `links` combines.
+
+        These are the best links (`best_links`), without those that the other direction makes very unlikely,
+        and in both directions the links that are more likely than not according to their score.
+        """
+        likely, possible = self._links_from(_LIKELY), self._links_from(_UNLIKELY)
+        forward, backward = ((best & possible) | likely for best in self.best_links())
+        return forward, backward
 
     def _links_from(self, min_score: float) -> Links:
         """Return all links with at least this score."""
@@ -150,6 +169,12 @@ def _best_links(posteriors: Floats) -> Links:
         return frozenset()
     best, linked = posteriors.argmax(1), posteriors.max(1) > 1 - posteriors.sum(1)
     return frozenset((int(best[row]), int(row)) for row in np.nonzero(linked)[0])
+
+
+def _odds(probabilities: Floats) -> Floats:
+    """Return p / (1 − p), where p is at least _NOISE and at most 1 − _NOISE."""
+    p = _NOISE + (1 - 2 * _NOISE) * probabilities
+    return p / (1 - p)
 
 
 def _geometric_mean(first: Floats, second: Floats, weight: float) -> Floats:
