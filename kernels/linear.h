@@ -1,8 +1,11 @@
 // Linear layers for inference:  out = x · weightᵀ + bias.
 //
 // float32, few rows: each weight is read once, in place; sums are vectorized along the depth.
-// float32, more rows: the lanes of a vector are rows of x, which is transposed; weights are read in place and broadcast.
-// float32, many rows: the lanes are columns of the output; weights are copied to panels, and x is read in place and
+//
+// float32, up to PANEL_ROWS rows: the lanes of a vector are rows of x, which is transposed; weights are read in place
+// and broadcast.
+//
+// float32, more rows: the lanes are columns of the output; weights are copied to panels, and x is read in place and
 // broadcast. Copying the weights takes as long as multiplying them by about 10 rows.
 //
 // int8: each column of weightᵀ has its own scale, and each row of x is quantized here with its own scale, so a row's
@@ -24,6 +27,7 @@ constexpr int COLUMNS = 16, VECTORS = COLUMNS / W;   // columns and vectors per 
 constexpr int ROWS = W * 3 / 4 > 3 ? W * 3 / 4 : 3;  // rows per tile: their sums fit into registers
 constexpr int FLOAT_ROWS = 5;                        // rows per float32 tile
 constexpr int PANEL = MAX_VECTORS * W;               // columns per panel of float32 weights
+constexpr int64_t PANEL_ROWS = 192;                  // rows from which on float32 weights are copied to panels
 // minimum number of products that justifies a second thread; lower for float32 weights, which take longer to read
 constexpr int64_t MIN_PRODUCTS = int64_t(1) << 21, MIN_FLOAT_PRODUCTS = int64_t(1) << 16;
 constexpr float TINY = 1e-30f;  // rows whose values are all below this are treated as zero
@@ -163,9 +167,9 @@ void linear_by_panels(const Linear& l, int threads) {
           const int rows = int(stop - row < STRIP ? stop - row : STRIP), columns = count(column);
           const bool whole = columns == PANEL, last = t + depth == l.depth;
           float* out = l.out + row * l.columns + column;
-          multiply<Walk::along>({l.x + row * l.depth + t, l.depth, panel(column), PANEL, whole ? out : sums,
-                                 whole ? l.columns : PANEL},
-                                rows, (columns + W - 1) / W, int(depth), whole && t);
+          multiply<Walk::along>(
+              {l.x + row * l.depth + t, l.depth, panel(column), PANEL, whole ? out : sums, whole ? l.columns : PANEL},
+              rows, (columns + W - 1) / W, int(depth), whole && t);
           for (int r = 0; r < rows && whole && last && l.bias; ++r)
 #pragma GCC unroll 4
             for (int v = 0; v < PANEL; v += W) {
@@ -187,9 +191,8 @@ void linear_by_panels(const Linear& l, int threads) {
 
 // `transposed` weights need at least one row and one element of depth.
 void linear(const Linear& l, int threads) {
-  constexpr int64_t MANY = 192;  // rows from which on copying the weights is faster than transposing x
   if (l.rows * l.depth * l.columns < MIN_FLOAT_PRODUCTS) threads = 1;
-  if (l.transposed || (l.rows >= MANY && l.depth % W == 0 && l.depth)) return linear_by_panels(l, threads);
+  if (l.transposed || (l.rows >= PANEL_ROWS && l.depth % W == 0 && l.depth)) return linear_by_panels(l, threads);
   if (l.rows > 8 && l.depth % W == 0 && l.depth) return linear_by_lanes(l, 0, int(l.rows), threads);
   constexpr int64_t GROUP = 48;  // columns per item: a multiple of W / R for up to 4 rows, and of 3 for 5 rows
   parallel((l.columns + GROUP - 1) / GROUP, threads,
@@ -232,7 +235,8 @@ INLINE float quantize_row(const float* x, int64_t depth, int16_t* to, float limi
 // Computes B blocks of columns for R rows. x: pairs of quantized values. Not inlined: in a function with tiles of all
 // sizes, GCC keeps the sums of some of them in memory.
 template <int R, int B>
-__attribute__((noinline)) void int8_tile(const Linear& l, const int32_t* x, const float* scales, int64_t row, int64_t block) {
+__attribute__((noinline)) void int8_tile(const Linear& l, const int32_t* x, const float* scales, int64_t row,
+                                         int64_t block) {
   constexpr int N = B * VECTORS;
   const int64_t pairs = (l.depth + 1) / 2, step = pairs * 2 * COLUMNS;  // bytes from one block to the next
   const int8_t* w = static_cast<const int8_t*>(l.weight) + block * step;
@@ -290,7 +294,7 @@ INLINE void int8_rows(const Linear& l, const int32_t* x, const float* scales, in
 
 void linear_int8(const Linear& l, int threads) {
   constexpr int64_t BLOCKS = 4, QUANTIZED = 16;  // per item: blocks of columns to multiply, or rows to quantize
-  constexpr bool PAIRED = VECTORS == 1;  // whether the sums of two blocks of columns fit into registers
+  constexpr bool PAIRED = VECTORS == 1;          // whether the sums of two blocks of columns fit into registers
   constexpr int64_t CHUNK = int64_t(128) << 10;  // bytes of x that stay in the L2 cache for all blocks of an item
   const ItemScratch scratch;
   struct Work {
