@@ -56,9 +56,15 @@ class Comparison:
 
 
 def time_calls(
-    calls: Mapping[str, Call], seconds: float, min_rounds: int = 3, timeout_factor: float = 8.0
+    calls: Mapping[str, Call],
+    seconds: float,
+    min_rounds: int = 3,
+    timeout_factor: float = 8.0,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Time every call, in seconds.
+
+    clock: `time.process_time` measures CPU time, which other processes influence less.
 
     Each round runs every call once, in random order, so no call always inherits the caches of the same
     predecessor. There are at least `min_rounds` rounds, unless they exceed `timeout_factor` × seconds.
@@ -78,9 +84,9 @@ def time_calls(
                 break
             shuffle(order)
             for name in order:
-                call_start = time.perf_counter()
+                call_start = clock()
                 calls[name]()
-                times[name].append(time.perf_counter() - call_start)
+                times[name].append(clock() - call_start)
             rounds += 1
     finally:
         gc.enable()

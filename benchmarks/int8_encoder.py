@@ -1,6 +1,6 @@
 """minilm in float32, int8 and, where it is fast, bfloat16, compared with ONNX Runtime: speed and vectors.
 
-python -m benchmarks.int8_encoder [--seconds 20] [--threads 1]
+python -m benchmarks.int8_encoder [--seconds 20] [--threads 1] [--cpu-time]
 python -m benchmarks.wic --dtype int8
 
 The input is 256 sentences of mixed length in batches of 32, in random order. ONNX Runtime (`pip install onnx
@@ -11,6 +11,7 @@ its batches are padded. Times are from token ids to sentence vectors, without th
 import argparse
 import statistics
 import tempfile
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.int8_encoder", description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=20.0, help="time for all measurements")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cpu-time", action="store_true", help="compare CPU times")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     dtypes: tuple[Precision, ...] = ("float32", "int8", *(("bfloat16",) if multiplies_bfloat16() else ()))
@@ -46,13 +48,14 @@ def main() -> None:
             for dtype, encoder in encoders.items()
         }
         calls |= onnx_runtime(Path(folder), args.threads)
-        report(calls, args.seconds)
+        report(calls, args.seconds, time.process_time if args.cpu_time else time.perf_counter)
 
 
-def report(calls: dict[str, Encode], seconds: float) -> None:
+def report(calls: dict[str, Encode], seconds: float, clock: Callable[[], float]) -> None:
     """Print sentences per second, and the similarity to the vectors of regard in float32."""
     expected = next(iter(calls.values()))()
-    times = {name: statistics.median(values) for name, values in time_calls(calls, seconds).items()}
+    measured = time_calls(calls, seconds, clock=clock)
+    times = {name: statistics.median(values) for name, values in measured.items()}
     n, peers = len(sentences()), [name for name in times if "int8" in name and "regard" not in name]
     for name, call in calls.items():
         cosines = (call() * expected).sum(-1)

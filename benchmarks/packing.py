@@ -1,13 +1,18 @@
 """Hugging Face models with and without padding: 256 sentences of mixed length, random weights.
 
 python -m benchmarks.packing [--quick]
+python -m benchmarks.packing --cpu-time [NAME …]
 
 regard: `regard.huggingface.pack`, one batch. transformers: padded, with SDPA, one batch; also in batches of
-32, as given and sorted by length. All models have 6 layers of width 384.
+32, as given and sorted by length. All models have 6 layers of width 384. With --cpu-time, medians of three
+rounds on one thread, which other processes influence less.
 """
 
 import copy
 import random
+import statistics
+import sys
+import time
 from collections.abc import Iterable
 from functools import cache, partial
 from typing import Any
@@ -16,7 +21,7 @@ import torch
 from torch import Tensor
 
 import regard
-from benchmarks.harness import Call, Candidates, Comparison
+from benchmarks.harness import Call, Candidates, Comparison, time_calls
 
 SENTENCES, BATCH, VOCABULARY = 256, 32, 1000
 _SIZES = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "vocab_size": VOCABULARY}
@@ -104,10 +109,26 @@ def _run(model: torch.nn.Module, batches: list[dict[str, Tensor]], backward: boo
         return outputs
 
 
+def compare_cpu_times(names: list[str]) -> None:
+    """Print the CPU time of the packed model, and that of transformers relative to it."""
+    torch.set_num_threads(1)
+    for name, config in _configurations().items():
+        if names and name not in names:
+            continue
+        measured = time_calls(_setup(config).calls, 1.0, clock=time.process_time, timeout_factor=1e3)
+        packed, *others = (statistics.median(times) for times in measured.values())
+        ratios = (
+            f"{label} {seconds / packed:.2f}" for label, seconds in zip([*measured][1:], others, strict=True)
+        )
+        print(f"{name:12} {packed:.2f} s; times as fast as {', '.join(ratios)}", flush=True)
+
+
 def main() -> None:
+    if "--cpu-time" in sys.argv:
+        return compare_cpu_times([name for name in sys.argv[1:] if name != "--cpu-time"])
     from benchmarks import speed  # imports this module
 
-    speed.run_group(packing(), seconds=6.0, min_rounds=3)
+    return speed.run_group(packing(), seconds=6.0, min_rounds=3)
 
 
 if __name__ == "__main__":

@@ -166,10 +166,11 @@ struct Drop {
 // A linear layer: see linear.h. An int8 weight is packed, and its scales and bias are padded to whole blocks.
 struct Linear {
   const float* x;      // rows × depth
-  const void* weight;  // float32: columns × depth
+  const void* weight;  // float32: columns × depth or, if transposed, depth × columns
   const float *scales, *bias;
   float* out;  // rows × columns
   int64_t rows, depth, columns;
+  bool transposed = false;
 };
 
 // The most probable tokens: see vocabulary.h.

@@ -1,8 +1,12 @@
 // Linear layers for inference:  out = x · weightᵀ + bias.
 //
 // float32, few rows: each weight is read once, in place; sums are vectorized along the depth.
-// float32, many rows: the lanes of a vector are rows of x, which is transposed; weights are read in place and
-// broadcast.
+//
+// float32, up to PANEL_ROWS rows: the lanes of a vector are rows of x, which is transposed; weights are read in place
+// and broadcast.
+//
+// float32, more rows: the lanes are columns of the output; weights are copied to panels, and x is read in place and
+// broadcast. Copying the weights takes as long as multiplying them by about 10 rows.
 //
 // int8: each column of weightᵀ has its own scale, and each row of x is quantized here with its own scale, so a row's
 // result does not depend on the other rows. Values of x become 16-bit integers with as many bits as fit: the sum of
@@ -22,6 +26,8 @@ namespace {
 constexpr int COLUMNS = 16, VECTORS = COLUMNS / W;   // columns and vectors per block of weights
 constexpr int ROWS = W * 3 / 4 > 3 ? W * 3 / 4 : 3;  // rows per tile: their sums fit into registers
 constexpr int FLOAT_ROWS = 5;                        // rows per float32 tile
+constexpr int PANEL = MAX_VECTORS * W;               // columns per panel of float32 weights
+constexpr int64_t PANEL_ROWS = 192;                  // rows from which on float32 weights are copied to panels
 // minimum number of products that justifies a second thread; lower for float32 weights, which take longer to read
 constexpr int64_t MIN_PRODUCTS = int64_t(1) << 21, MIN_FLOAT_PRODUCTS = int64_t(1) << 16;
 constexpr float TINY = 1e-30f;  // rows whose values are all below this are treated as zero
@@ -109,14 +115,85 @@ void linear_by_lanes(const Linear& l, int64_t row, int count, int threads) {
   parallel((l.columns + GROUP - 1) / GROUP, threads, multiply_columns, &work);
 }
 
-void linear(const Linear& l, int threads) {
-  constexpr int64_t MANY = 512;  // rows to transpose at once
-  if (l.rows * l.depth * l.columns < MIN_FLOAT_PRODUCTS) threads = 1;
-  if (l.rows > 8 && l.depth % W == 0 && l.depth) {
-    for (int64_t row = 0; row < l.rows; row += MANY)
-      linear_by_lanes(l, row, int(l.rows - row < MANY ? l.rows - row : MANY), threads);
+// Copies weights to a panel: panel[t][column] for `count` columns, starting at `column`, and `depth` values of t,
+// starting at `start`. The rest of the panel is zero.
+INLINE void copy_panel(const Linear& l, int64_t column, int count, int64_t start, int64_t depth, float* panel) {
+  const float* weight = static_cast<const float*>(l.weight);
+  if (!l.transposed) {
+    weight += column * l.depth + start;
+    to_columns<false>(panel, PANEL, count, depth, 1, [&](int i) { return weight + i * l.depth; });
     return;
   }
+  weight += start * l.columns + column;
+  for (int64_t t = 0; t < depth; ++t, weight += l.columns, panel += PANEL) {
+    memcpy(panel, weight, size_t(count) * sizeof(float));
+    for (int i = count; i < PANEL; ++i) panel[i] = 0;
+  }
+}
+
+// Computes groups of columns from panels of the weights. Sums over parts of the depth are added up, which is more
+// accurate than one long sum.
+void linear_by_panels(const Linear& l, int threads) {
+  constexpr int64_t MAX_DEPTH = 384;  // depth of a panel: the panels of an item stay in the L2 cache
+  constexpr int64_t STRIP = 24;       // rows to multiply by all panels of an item: a multiple of the rows of a tile
+  constexpr int64_t MIN_ROWS = 256;   // rows of an item: enough for copying the weights
+  constexpr int64_t PANELS = 64 / PANEL > 1 ? 64 / PANEL : 1, GROUP = PANELS * PANEL;
+  struct Work {
+    const Linear& l;
+    int64_t depth, groups, rows;  // depth of a panel, groups of columns, and rows of an item
+  };
+  const auto part = [](int64_t n, int64_t parts, int64_t multiple) {
+    return (n + parts * multiple - 1) / (parts * multiple) * multiple;
+  };
+  const int64_t groups = (l.columns + GROUP - 1) / GROUP, all = (l.rows + MIN_ROWS - 1) / MIN_ROWS;
+  // several items per thread, so that all threads finish at about the same time
+  const int64_t wanted = threads > 1 ? (4 * threads + groups - 1) / groups : 1, blocks = wanted < all ? wanted : all;
+  Work work{l, part(l.depth, (l.depth + MAX_DEPTH - 1) / MAX_DEPTH, W), groups, part(l.rows, blocks, STRIP)};
+  const auto multiply_group = [](void* context, int64_t item) {
+    const Work& w = *static_cast<const Work*>(context);
+    const Linear& l = w.l;
+    const int64_t begin = item % w.groups * GROUP, first = item / w.groups * w.rows;
+    const int64_t end = l.columns - begin < GROUP ? l.columns : begin + GROUP;
+    const int64_t stop = l.rows - first < w.rows ? l.rows : first + w.rows;
+    float *panels = item_arena.take(w.depth * GROUP), *sums = item_arena.take(STRIP * PANEL);
+    for (int64_t t = 0; t < l.depth; t += w.depth) {
+      const int64_t depth = l.depth - t < w.depth ? l.depth - t : w.depth;
+      const auto count = [&](int64_t column) { return int(end - column < PANEL ? end - column : PANEL); };
+      const auto panel = [&](int64_t column) { return panels + (column - begin) * w.depth; };
+      for (int64_t column = begin; column < end; column += PANEL)
+        copy_panel(l, column, count(column), t, depth, panel(column));
+      for (int64_t row = first; row < stop; row += STRIP)
+        for (int64_t column = begin; column < end; column += PANEL) {
+          const int rows = int(stop - row < STRIP ? stop - row : STRIP), columns = count(column);
+          const bool whole = columns == PANEL, last = t + depth == l.depth;
+          float* out = l.out + row * l.columns + column;
+          multiply<Walk::along>(
+              {l.x + row * l.depth + t, l.depth, panel(column), PANEL, whole ? out : sums, whole ? l.columns : PANEL},
+              rows, (columns + W - 1) / W, int(depth), whole && t);
+          for (int r = 0; r < rows && whole && last && l.bias; ++r)
+#pragma GCC unroll 4
+            for (int v = 0; v < PANEL; v += W) {
+              float* at = out + r * l.columns + v;
+              store(at, load(at) + load(l.bias + column + v));
+            }
+          for (int r = 0; r < rows && !whole; ++r)
+            for (int i = 0; i < columns; ++i) {
+              float* at = out + r * l.columns + i;
+              *at = (t ? *at : 0) + sums[r * PANEL + i] + (last && l.bias ? l.bias[column + i] : 0);
+            }
+        }
+    }
+    item_arena.finish();
+  };
+  const ItemScratch scratch;
+  parallel(groups * ((l.rows + work.rows - 1) / work.rows), threads, multiply_group, &work);
+}
+
+// `transposed` weights need at least one row and one element of depth.
+void linear(const Linear& l, int threads) {
+  if (l.rows * l.depth * l.columns < MIN_FLOAT_PRODUCTS) threads = 1;
+  if (l.transposed || (l.rows >= PANEL_ROWS && l.depth % W == 0 && l.depth)) return linear_by_panels(l, threads);
+  if (l.rows > 8 && l.depth % W == 0 && l.depth) return linear_by_lanes(l, 0, int(l.rows), threads);
   constexpr int64_t GROUP = 48;  // columns per item: a multiple of W / R for up to 4 rows, and of 3 for 5 rows
   parallel((l.columns + GROUP - 1) / GROUP, threads,
            [](void* context, int64_t item) {
@@ -155,26 +232,29 @@ INLINE float quantize_row(const float* x, int64_t depth, int16_t* to, float limi
   return rest != 0 ? __builtin_nanf("") : empty ? 0 : top / limit;
 }
 
-// Computes one block of columns for R rows. x: pairs of quantized values.
-template <int R>
-INLINE void int8_tile(const Linear& l, const int32_t* x, const float* scales, int64_t row, int64_t block) {
-  const int64_t pairs = (l.depth + 1) / 2;
-  const int8_t* w = static_cast<const int8_t*>(l.weight) + block * pairs * 2 * COLUMNS;
-  ivec sums[R][VECTORS] = {}, more[R][VECTORS] = {};
-  const auto add = [&](ivec(&to)[R][VECTORS], int64_t p) __attribute__((always_inline)) {
-    shorts wide[VECTORS];
+// Computes B blocks of columns for R rows. x: pairs of quantized values. Not inlined: in a function with tiles of all
+// sizes, GCC keeps the sums of some of them in memory.
+template <int R, int B>
+__attribute__((noinline)) void int8_tile(const Linear& l, const int32_t* x, const float* scales, int64_t row,
+                                         int64_t block) {
+  constexpr int N = B * VECTORS;
+  const int64_t pairs = (l.depth + 1) / 2, step = pairs * 2 * COLUMNS;  // bytes from one block to the next
+  const int8_t* w = static_cast<const int8_t*>(l.weight) + block * step;
+  ivec sums[R][N] = {}, more[R][N] = {};
+  const auto add = [&](ivec(&to)[R][N], int64_t p) __attribute__((always_inline)) {
+    shorts wide[N];
 #pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; ++v) wide[v] = widen_bytes(w + v * 2 * W);
+    for (int v = 0; v < N; ++v) wide[v] = widen_bytes(w + v / VECTORS * step + v % VECTORS * 2 * W);
 #pragma GCC unroll 16
     for (int r = 0; r < R; ++r) {
       const shorts both = (shorts)(x[r * pairs + p] - ivec{});
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) to[r][v] = add_pairs(to[r][v], both, wide[v]);
+      for (int v = 0; v < N; ++v) to[r][v] = add_pairs(to[r][v], both, wide[v]);
     }
     w += 2 * COLUMNS;
   };
   int64_t p = 0;
-  if constexpr (R * VECTORS <= 6) {  // few sums: two of each, because every addition waits for the one before
+  if constexpr (R * N <= 6) {  // few sums: two of each, because every addition waits for the one before
     for (; p + 2 <= pairs; p += 2) {
       add(sums, p);
       add(more, p + 1);
@@ -182,21 +262,24 @@ INLINE void int8_tile(const Linear& l, const int32_t* x, const float* scales, in
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-      for (int v = 0; v < VECTORS; ++v) sums[r][v] += more[r][v];
+      for (int v = 0; v < N; ++v) sums[r][v] += more[r][v];
   }
   for (; p < pairs; ++p) add(sums, p);
-  const int64_t first = block * COLUMNS, columns = l.columns - first < COLUMNS ? l.columns - first : COLUMNS;
+#pragma GCC unroll 2
+  for (int b = 0; b < B; ++b) {
+    const int64_t first = (block + b) * COLUMNS, columns = l.columns - first < COLUMNS ? l.columns - first : COLUMNS;
 #pragma GCC unroll 16
-  for (int r = 0; r < R; ++r) {
-    alignas(64) float y[COLUMNS];
-    float* out = l.out + (row + r) * l.columns + first;
+    for (int r = 0; r < R; ++r) {
+      alignas(64) float y[COLUMNS];
+      float* out = l.out + (row + r) * l.columns + first;
 #pragma GCC unroll 4
-    for (int v = 0; v < VECTORS; ++v) {
-      const vec scale = scales[r] * load(l.scales + first + v * W);
-      const vec result = __builtin_convertvector(sums[r][v], vec) * scale;
-      store(columns == COLUMNS ? out + v * W : y + v * W, l.bias ? result + load(l.bias + first + v * W) : result);
+      for (int v = 0; v < VECTORS; ++v) {
+        const vec scale = scales[r] * load(l.scales + first + v * W);
+        const vec result = __builtin_convertvector(sums[r][b * VECTORS + v], vec) * scale;
+        store(columns == COLUMNS ? out + v * W : y + v * W, l.bias ? result + load(l.bias + first + v * W) : result);
+      }
+      if (columns < COLUMNS) memcpy(out, y, size_t(columns) * sizeof(float));
     }
-    if (columns < COLUMNS) memcpy(out, y, size_t(columns) * sizeof(float));
   }
 }
 
@@ -206,11 +289,12 @@ INLINE void int8_rows(const Linear& l, const int32_t* x, const float* scales, in
   if constexpr (R > 1) {
     if (left < R) return int8_rows<R - 1>(l, x, scales, row, block);
   }
-  int8_tile<R>(l, x, scales, row, block);
+  int8_tile<R, 1>(l, x, scales, row, block);
 }
 
 void linear_int8(const Linear& l, int threads) {
   constexpr int64_t BLOCKS = 4, QUANTIZED = 16;  // per item: blocks of columns to multiply, or rows to quantize
+  constexpr bool PAIRED = VECTORS == 1;          // whether the sums of two blocks of columns fit into registers
   constexpr int64_t CHUNK = int64_t(128) << 10;  // bytes of x that stay in the L2 cache for all blocks of an item
   const ItemScratch scratch;
   struct Work {
@@ -243,8 +327,16 @@ void linear_int8(const Linear& l, int threads) {
     const int64_t end = (item + 1) * BLOCKS < w.blocks ? (item + 1) * BLOCKS : w.blocks;
     for (int64_t first = 0; first < w.l.rows; first += w.chunk) {
       const int64_t stop = first + w.chunk < w.l.rows ? first + w.chunk : w.l.rows;
-      for (int64_t block = item * BLOCKS; block < end; ++block)
-        for (int64_t row = first; row < stop; row += ROWS)
+      int64_t block = item * BLOCKS, row;
+      if constexpr (PAIRED)
+        for (; stop - first >= ROWS && block + 2 <= end; block += 2) {
+          for (row = first; row + ROWS <= stop; row += ROWS)
+            int8_tile<ROWS, 2>(w.l, w.x + row * w.pairs, w.scales + row, row, block);
+          for (int64_t i = block; i < block + 2 && row < stop; ++i)
+            int8_rows<ROWS>(w.l, w.x + row * w.pairs, w.scales + row, row, i);
+        }
+      for (; block < end; ++block)
+        for (row = first; row < stop; row += ROWS)
           int8_rows<ROWS>(w.l, w.x + row * w.pairs, w.scales + row, row, block);
     }
   };

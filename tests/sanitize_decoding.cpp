@@ -33,7 +33,7 @@ struct Trial {
   }
 
   void linear(bool int8) {
-    int64_t rows = dice.of({1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 17, 40});
+    int64_t rows = dice.of({1, 1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 17, 40, 191, 200, 300});
     const int64_t depth = dice.of({1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 65, 127, 300, 1025, 4096});
     const int64_t columns = dice.of({1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100, 129, 700});
     while (rows > 1 && rows * depth * columns > 1000000) rows /= 2;
@@ -47,8 +47,12 @@ struct Trial {
     for (int64_t i = 0; i < depth; ++i) x[zero * depth + i] = dice.chance(0.5) ? 0.0f : 1e-38f;
     if (broken >= 0) x[broken * depth + dice.in(0, depth - 1)] = float(bad());
     const Step::Layer l = weights.layer();
+    const bool transposed = !int8 && dice.chance(0.3);
+    Floats rows_of_depth(dice, transposed ? depth * columns : 0);
+    for (int64_t i = 0; i < rows_of_depth.size(); ++i) rows_of_depth[i] = float(weights.get(i % columns, i / columns));
+    const void* weight = transposed ? rows_of_depth.data() : l.weight;
     const auto call = [&](const float* from, float* to, int64_t count) {
-      const Linear layer = {from, l.weight, l.scales, l.bias, to, count, depth, columns};
+      const Linear layer = {from, weight, l.scales, l.bias, to, count, depth, columns, transposed};
       (int8 ? kernels.linear_int8 : kernels.linear)(layer, 4);
     };
     run([&] { call(x.data(), out.data(), rows); }, out);

@@ -11,6 +11,8 @@ import regard
 from regard.errors import ArgumentError
 from regard.inspection.huggingface import packing
 from regard.inspection.huggingface.packed_batch import Packing, Sequences
+from regard.mechanism import fused
+from regard.mechanism.kernels import layer_kernels
 from tests.inspection import hosts
 from tests.lazy import lazy_import
 
@@ -96,6 +98,35 @@ def test_layers_run_in_chunks_without_gradients(monkeypatch):
     with torch.no_grad():
         model(**inputs())
     assert shapes == [11, 10, 10]  # whole sequences: 11, 3 + 7, 1 + 9
+
+
+def test_linear_layers_of_a_packed_model_run_in_the_kernels_without_gradients(monkeypatch):
+    rows: list[int] = []
+    kernel = layer_kernels.linear
+
+    def recorded(x: Tensor, *args: object, **options: object) -> Tensor:
+        rows.append(x.numel() // x.shape[-1])
+        return kernel(x, *args, **options)
+
+    monkeypatch.setattr(layer_kernels, "_PREFERS_LINEAR", fused.available())
+    monkeypatch.setattr(layer_kernels, "_MIN_ROWS_TRANSPOSED", 2)
+    monkeypatch.setattr(layer_kernels, "linear", recorded)
+    for name, model in packable().items():
+        batch = inputs()
+        visible = batch["attention_mask"].bool()
+        with torch.no_grad():
+            padded = model(**batch)[0]
+            regard.huggingface.pack(model)
+            rows.clear()
+            packed = model(**batch)[0]
+        assert (packed - padded)[visible].abs().max() < 1e-5, name
+        assert set(rows) == ({int(LENGTHS.sum())} if fused.available() else set()), name
+        rows.clear()
+        model(**batch)
+        regard.huggingface.unpack(model)
+        with torch.no_grad():
+            model(**batch)
+        assert not rows, name
 
 
 def test_a_layer_that_sums_over_the_batch_runs_at_once(monkeypatch):

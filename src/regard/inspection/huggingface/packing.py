@@ -21,6 +21,7 @@ from regard.inspection.huggingface.packed_batch import Packing, Sequences
 from regard.inspection.layers import own_attention
 from regard.mechanism.masks.algebra import Mask
 from regard.mechanism.masks.by_position import Causal, Rule, Window
+from regard.models.layers.linear import LinearForward, replace_linear
 
 _CACHES = ("past_key_values", "past_key_value", "layer_past")
 _CROSS_INPUTS = ("encoder_hidden_states", "encoder_attention_mask", "position_bias", "alibi")
@@ -44,18 +45,22 @@ _STATE = _State()
 
 def install(model: nn.Module) -> None:
     """Pack the layers of a model, by replacing `forward` on each module instance."""
+    from transformers.pytorch_utils import Conv1D
+
     for owner, layers in _stacks(model).items():
         owner.forward = _ModelForward(owner)
         for layer in layers:
             layer.forward = _LayerForward(layer, owner)
+            replace_linear(layer, Conv1D)
 
 
 def remove(model: nn.Module) -> bool:
     """Undo `install`; return whether the model was packed."""
-    packed = [module for module in model.modules() if isinstance(vars(module).get("forward"), _Forward)]
-    for module in packed:
-        del module.forward
-    return bool(packed)
+    packed = is_packed(model)
+    for module in model.modules():
+        if isinstance(vars(module).get("forward"), _Forward | LinearForward):
+            del module.forward
+    return packed
 
 
 def is_packed(model: nn.Module) -> bool:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from regard.mechanism import torch_state
 from regard.mechanism.kernels.dtypes import TYPES
 from regard.mechanism.kernels.library import KERNELS, NORMALIZERS, SLOTS
 
@@ -16,6 +17,10 @@ _DROPOUT_KINDS = {"add": 0, "relu": 1, "relu_back": 2}
 _DROPOUT_TYPES = (torch.float32, torch.bfloat16)
 _FLOAT32, _INT64 = TYPES.get(torch.float32, 0), TYPES.get(torch.int64, 0)
 _SOFTMAX = NORMALIZERS.get("softmax", 0)
+_LANES: int = 1 if KERNELS is None else KERNELS.lanes()
+_MIN_ROWS, _MIN_ROWS_TRANSPOSED = 2, 64  # with fewer rows, torch's product is as fast
+_PLAIN_TYPES = (Tensor, nn.Parameter)
+_PREFERS_LINEAR: bool = KERNELS is not None and KERNELS.prefers_linear()
 
 
 def supports_dropout(*tensors: Tensor) -> bool:
@@ -57,10 +62,44 @@ def supports_linear(x: Tensor) -> bool:
     )
 
 
-def linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None, columns: int) -> Tensor:
+def prefers_linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, transposed: bool = False) -> bool:
+    """Whether `linear` should replace torch's product: it is faster here, and nothing observes the call.
+
+    transposed: whether the weight is (m, n) instead of (n, m).
+    """
+    if not _PREFERS_LINEAR or torch.compiler.is_compiling():
+        return False
+    tensors = (x, weight) if bias is None else (x, weight, bias)
+    gradients = torch.is_grad_enabled()
+    for t in tensors:
+        if type(t) not in _PLAIN_TYPES or t.dtype is not torch.float32 or (gradients and t.requires_grad):
+            return False
+    depth, columns = weight.shape if transposed else weight.shape[::-1]
+    min_rows = _MIN_ROWS_TRANSPOSED if transposed else _MIN_ROWS
+    return (
+        x.shape[-1:] == (depth,)
+        and depth > 0
+        and depth % _LANES == 0
+        and x.numel() >= min_rows * depth
+        and weight.is_contiguous()
+        and (bias is None or (bias.shape == (columns,) and bias.is_contiguous()))
+        and torch_state.plain_cpu(*tensors)
+    )
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor | None,
+    bias: Tensor | None,
+    columns: int,
+    *,
+    transposed: bool = False,
+) -> Tensor:
     """Compute x · weightᵀ + bias: (…, m) → (…, columns), for inputs that `supports_linear` accepts.
 
-    weight: float32 (columns, m), contiguous; or, with scales, int8 in the layout of kernels/linear.h.
+    weight: float32 (columns, m) or, if transposed, (m, columns), contiguous; or, with scales, int8 in the
+        layout of kernels/linear.h.
     """
     x = x.contiguous()
     out = x.new_empty(*x.shape[:-1], columns)
@@ -74,6 +113,7 @@ def linear(x: Tensor, weight: Tensor, scales: Tensor | None, bias: Tensor | None
             out.numel() // columns,
             x.shape[-1],
             columns,
+            transposed,
             torch.get_num_threads(),
         )
     return out

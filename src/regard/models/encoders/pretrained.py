@@ -23,6 +23,7 @@ from regard.models.inference.quantization import quantize
 from regard.models.layers.blocks import EncoderBlock
 from regard.models.layers.dropout import eval_mode
 from regard.models.layers.embedding import out_of_range
+from regard.models.layers.linear import replace_linear
 from regard.models.layers.positions.learned import LearnedPositions
 from regard.models.packed import ModelInput, Packed
 from regard.models.parameters import meta_device
@@ -129,6 +130,7 @@ class PretrainedEncoder(WordEncoder):
         if "types" in tensors:  # all tokens have type 0: add its vector to the positions
             tensors["positions.vectors"] += tensors.pop("types")[0]
         self.load_state_dict(tensors, assign=True)
+        replace_linear(self)
         self.eval()
 
     def forward(self, tokens: Tensor | Packed, lengths: Tensor | None = None) -> Tensor:

@@ -1,4 +1,6 @@
-"""Linear layers for inference: int8 weights, and products with few rows."""
+"""Linear layers for inference: int8 weights, and products that the kernels compute faster than torch."""
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -98,6 +100,47 @@ def project(x: Tensor, layer: nn.Linear | Int8Linear, start: int, stop: int) -> 
     if isinstance(layer, Int8Linear):
         return layer.columns(x, start, stop)
     return F.linear(x, layer.weight[start:stop], None if layer.bias is None else layer.bias[start:stop])
+
+
+class LinearForward:
+    """Replaces the `forward` of one linear layer: uses the kernels where they are faster than torch.
+
+    Without gradients, in float32 on the CPU, and only on some processors: see `layer_kernels.prefers_linear`.
+    Copying the layer copies this object too.
+
+    layer: an `nn.Linear`, or another layer with a weight of shape (in, out), such as transformers' Conv1D.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer, self.forward, self.transposed = layer, layer.forward, type(layer) is not nn.Linear
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        weight: Any = self.layer.weight
+        bias: Any = self.layer.bias
+        transposed = self.transposed
+        if len(args) == 1 and layer_kernels.prefers_linear(args[0], weight, bias, transposed=transposed):
+            columns = weight.shape[1 if transposed else 0]
+            return layer_kernels.linear(args[0], weight, None, bias, columns, transposed=transposed)
+        return self.forward(*args, **kwargs)
+
+
+def replace_linear(module: nn.Module, *transposed: type[nn.Module]) -> None:
+    """Replace the `forward` of all linear layers in a module, except those that already have their own.
+
+    transposed: types of further linear layers, whose weights have the shape (in, out).
+
+    >>> import torch
+    >>> from regard.models.layers.linear import replace_linear
+    >>> model, x = torch.nn.Sequential(torch.nn.Linear(16, 3)), torch.randn(5, 16)
+    >>> before = model(x)
+    >>> replace_linear(model)
+    >>> with torch.no_grad():
+    ...     torch.allclose(model(x), before, atol=1e-6)
+    True
+    """
+    for layer in module.modules():
+        if type(layer) in (nn.Linear, *transposed) and "forward" not in vars(layer):
+            layer.forward = LinearForward(layer)
 
 
 def few_rows_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
