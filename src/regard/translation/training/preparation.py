@@ -215,7 +215,7 @@ def prepare_with(
     dev_filter = _token_filter(config.corpus)
     dev_pairs = [pair for pair, _ in _encode(tokens, dev_pairs, dev_filter)]
     _report("dev", dev_filter, notify)
-    notify(f"{len(dev_pairs):,} dev pairs")
+    notify(pluralize(len(dev_pairs), "dev pair"))
     write_pairs(folder / DEV, dev_pairs)
     dev_links: list[Links] = []
     if config.model.kind != "plain":
