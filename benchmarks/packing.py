@@ -33,7 +33,8 @@ def _configurations() -> dict[str, Any]:
     import transformers as t
 
     bert_like = (t.BertConfig, t.RobertaConfig, t.XLMRobertaConfig, t.ElectraConfig, t.CamembertConfig)
-    decoders = (t.LlamaConfig, t.MistralConfig, t.Qwen2Config, t.Qwen3Config, t.PhiConfig, t.GPTNeoXConfig)
+    decoders = (t.LlamaConfig, t.PhiConfig, t.GPTNeoXConfig)
+    grouped = (t.MistralConfig, t.Qwen2Config, t.Qwen3Config)  # by default, with 8 or 32 key heads
     configs = {
         "distilbert": t.DistilBertConfig(
             dim=384, n_layers=6, n_heads=12, hidden_dim=1536, vocab_size=VOCABULARY
@@ -43,6 +44,7 @@ def _configurations() -> dict[str, Any]:
     }
     configs |= {config.model_type: config(**_WIDE) for config in bert_like}
     configs |= {config.model_type: config(**_WIDE, **_ENDS) for config in decoders}
+    configs |= {config.model_type: config(**_WIDE, **_ENDS, num_key_value_heads=12) for config in grouped}
     return configs
 
 

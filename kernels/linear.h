@@ -28,6 +28,7 @@ constexpr int ROWS = W * 3 / 4 > 3 ? W * 3 / 4 : 3;  // rows per tile: their sum
 constexpr int FLOAT_ROWS = 5;                        // rows per float32 tile
 constexpr int PANEL = MAX_VECTORS * W;               // columns per panel of float32 weights
 constexpr int64_t PANEL_ROWS = 192;                  // rows from which on float32 weights are copied to panels
+constexpr int64_t MAX_DEPTH = 192;  // of one float32 sum; sums of parts are more accurate than one long sum
 // minimum number of products that justifies a second thread; lower for float32 weights, which take longer to read
 constexpr int64_t MIN_PRODUCTS = int64_t(1) << 21, MIN_FLOAT_PRODUCTS = int64_t(1) << 16;
 constexpr float TINY = 1e-30f;  // rows whose values are all below this are treated as zero
@@ -103,7 +104,11 @@ void linear_by_lanes(const Linear& l, int64_t row, int count, int threads) {
     const int size = int(l.columns - first < GROUP ? l.columns - first : GROUP);
     float* out = item_arena.take(GROUP * w.lanes);
     const float* weight = static_cast<const float*>(l.weight) + first * l.depth;
-    multiply<Walk::along>({weight, l.depth, w.x, w.lanes, out, w.lanes}, size, w.lanes / W, int(l.depth), false);
+    for (int64_t t = 0; t < l.depth; t += MAX_DEPTH) {
+      const int depth = int(l.depth - t < MAX_DEPTH ? l.depth - t : MAX_DEPTH);
+      multiply<Walk::along>({weight + t, l.depth, w.x + t * w.lanes, w.lanes, out, w.lanes}, size, w.lanes / W, depth,
+                            t > 0);
+    }
     to_rows(out, w.lanes, w.count, size, [&](int lane, int64_t t, vec y, int valid) {
       if (l.bias && valid == W) y += load(l.bias + first + t);
       if (l.bias && valid < W)
@@ -131,12 +136,10 @@ INLINE void copy_panel(const Linear& l, int64_t column, int count, int64_t start
   }
 }
 
-// Computes groups of columns from panels of the weights. Sums over parts of the depth are added up, which is more
-// accurate than one long sum.
+// Computes groups of columns from panels of the weights, which stay in the L2 cache.
 void linear_by_panels(const Linear& l, int threads) {
-  constexpr int64_t MAX_DEPTH = 384;  // depth of a panel: the panels of an item stay in the L2 cache
-  constexpr int64_t STRIP = 24;       // rows to multiply by all panels of an item: a multiple of the rows of a tile
-  constexpr int64_t MIN_ROWS = 256;   // rows of an item: enough for copying the weights
+  constexpr int64_t STRIP = 24;      // rows to multiply by all panels of an item: a multiple of the rows of a tile
+  constexpr int64_t MIN_ROWS = 256;  // rows of an item: enough for copying the weights
   constexpr int64_t PANELS = 64 / PANEL > 1 ? 64 / PANEL : 1, GROUP = PANELS * PANEL;
   struct Work {
     const Linear& l;
