@@ -201,7 +201,7 @@ def combine_with_attention(pairs: Pairs, folder: Path, weight: float) -> Directi
     """Align with the geometric mean of the lexical aligner and the guided attention of two models."""
     lexical = LexicalAligner.learn(pairs).align(pairs)
     return [
-        alignment.combine(*attention, weight).best_links()
+        alignment.combine(*attention, weight)
         for alignment, attention in zip(lexical, read_attention(pairs, folder), strict=True)
     ]
 

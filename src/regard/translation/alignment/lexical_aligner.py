@@ -29,6 +29,7 @@ from regard.translation.data.pairs import check_pair, check_pairs
 # Tuned on the Greek-English gold links for books 40 to 44.
 _IBM1_ITERATIONS, _HMM_ITERATIONS = 1, 4  # with more iterations, rare words attract unrelated words
 _NORMALIZED = 0.2  # weight of the normalized product in `_agreement`; 0.15 to 0.5 make similar errors
+_CONTRADICTION = 1e-6  # smallest divisor there: a certain direction cannot overrule one that excludes a link
 _MIN_SCORE = 0.96  # of links in the intersection; chosen on the gold sets, excluding Greek books 45 to 66
 _UNSEEN = 1e-6  # added to the expected null count of each word
 _NEGLIGIBLE = 0.02  # fraction of a word pair's count below which a cell's own count is not subtracted
@@ -282,7 +283,7 @@ def _agreement(forward: Floats, backward: Floats) -> Floats:
     of a word with several translations too little weight: one direction divides its probability among them.
     """
     product = forward * backward
-    normalized = product / np.maximum(product + (1 - forward) * (1 - backward), _UNSEEN)
+    normalized = product / np.maximum(product + (1 - forward) * (1 - backward), _CONTRADICTION)
     return (1 - _NORMALIZED) * product + _NORMALIZED * normalized
 
 
