@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 MAX_TOKENS = 256  # default for corpus.max_tokens: maximum number of source tokens to translate at once
 _SORTED_BATCHES = 8  # number of batches whose sentences are sorted by length together
 _NOTHING = Hypothesis([], 0.0, 0.0, finished=True)  # for a part without text
-_LOADING = threading.Lock()  # held while a saved model is built in torch
+_BUILD_LOCK = threading.Lock()  # held while a saved model is built in torch
 
 
 class Translator:
@@ -101,7 +101,7 @@ class Translator:
     def model(self) -> "Seq2Seq":
         """The model, built in torch on first use if it was loaded without torch."""
         if self._model is None:
-            with _LOADING:
+            with _BUILD_LOCK:
                 if self._model is None:
                     assert self._saved is not None
                     self._model = self._saved.to_torch()

@@ -21,7 +21,7 @@ _FLAGS = {"--alignment": "alignment", "--scores": "scores", "--json": "as_json"}
 def parse_plain(arguments: Sequence[str]) -> Options | None:
     """Return the options; None if typer must parse the arguments.
 
-    Supported are the options in this file, each at most once, with valid values in separate arguments.
+    Only the options in this file are supported, each at most once and separate from its value.
 
     >>> from regard.cli.translate.plain_arguments import parse_plain
     >>> parse_plain(["-m", "de-en", "Zwei Hunde.", "--beam", "1"]).sentences

@@ -109,7 +109,7 @@ _KINDS = {  # the first match wins
     "code": "|".join(_CODES),
     "number": (
         rf"(?<![^\W\d_])[+−±≈~≤≥-]?(?<![\d.,]){_AMOUNT}(?:{_OPERATOR}{_SPACE}[+−-]?{_AMOUNT}(?![^\W_]))*"
-        r"(?:(?<=[%‰])|(?![^\W_]))"  # 100%ig
+        r"(?:(?<=[%‰])|(?![^\W_]))"  # "100%" in "100%ig"
     ),
     "currency": r"[$€£¥₹₽₩](?!\w)",
     "symbol": f"[{_SYMBOLS}]+",

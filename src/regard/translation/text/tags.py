@@ -21,7 +21,7 @@ OPAQUE = (
     "template",
     "pre",
 )  # elements whose content is not translated
-# other elements that their author excluded from translation, up to the first end tag
+# elements with translate="no" or the class notranslate, up to the first end tag
 EXCLUDED = (
     r"<(?P<excluded>[A-Za-z][\w:-]*)(?=\s)[^<>]*?\s(?:translate\s*=\s*[\"']?no\b|class\s*=\s*[\"']?[^\"'<>]*?\bnotranslate\b)"
     r"[^<>]*(?<!/)>.*?</(?P=excluded)\s*>"
