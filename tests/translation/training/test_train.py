@@ -62,7 +62,7 @@ def test_pairs_become_a_translator(tmp_path, model):
     assert {CONFIG, MODEL, "tokens.model", "log.csv", "data", "checkpoints"} <= names
     assert ("alignment" in read_config(folder)) == (model != "plain")
     assert recorder.begun == [(0, 4)]
-    assert any("dev pairs" in text for text in recorder.texts)
+    assert any("1 dev pair" in text for text in recorder.texts)
     assert "update 4" not in recorder.texts[0]
     assert (folder / "log.csv").read_text().count("\n") == 3  # a header and two validations
     samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text("utf-8").splitlines()]

@@ -16,7 +16,6 @@ from regard.models.layers.int8_packing import COLUMNS, Array, pack_int8, pad_col
 
 _MIN_TABLE = 128  # positions in the smallest table
 _LINEAR_WEIGHTS = (".in_proj.weight", ".out_proj.weight")
-_OUTPUT = "output"  # key of the packed output matrix
 _BASE = 10_000.0  # as in SinusoidalPositions
 
 
@@ -93,7 +92,7 @@ class SavedTransformer:
 
     @cached_property
     def _packed(self) -> dict[str, tuple[Array, Array, Array | None]]:
-        """The int8 weights, scales and padded bias of each linear layer and of the output."""
+        """The int8 weights, scales and padded bias of each linear layer; the output has the name ""."""
         if not self.int8:
             return {}
         names = [name.removesuffix(".weight") for name in self.arrays if name.endswith(_LINEAR_WEIGHTS)]
@@ -104,7 +103,7 @@ class SavedTransformer:
                 *pack_int8(self.arrays[f"{name}.weight"]),
                 None if bias is None else pad_columns(bias),
             )
-        return packed | {_OUTPUT: (*pack_int8(self._output), None)}
+        return packed | {"": (*pack_int8(self._output), None)}
 
     @property
     def _output(self) -> Array:
@@ -128,7 +127,7 @@ class SavedTransformer:
             *stack_numbers("decoder", sizes, self, cross=True),
         ]
         if self.int8:
-            packed, scales, _ = self._packed[_OUTPUT]
+            packed, scales, _ = self._packed[""]
             output = _address(packed), _address(scales), 0
         else:
             output = _address(self._output), 0, 0

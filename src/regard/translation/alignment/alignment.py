@@ -52,7 +52,7 @@ class Alignment:
                 f"Alignment got weights of shape {tuple(weights.shape)}; "
                 f"{pluralize(shape[0], 'target word')} and {pluralize(shape[1], 'source word')} need {shape}."
             )
-        self._weights = weights
+        self._given = weights
 
     @classmethod
     def of(cls, source: Segmentation, target: Segmentation, weights: "Tensor | Array") -> "Alignment":
@@ -62,15 +62,15 @@ class Alignment:
     @cached_property
     def weights(self) -> "Tensor":
         """The weights as a tensor, (target words, source words)."""
-        if not isinstance(self._weights, numpy.ndarray):
-            return self._weights
+        if not isinstance(self._given, numpy.ndarray):
+            return self._given
         import torch
 
-        return torch.from_numpy(self._weights)
+        return torch.from_numpy(self._given)
 
     @cached_property
     def _array(self) -> Array:
-        return to_array(self._weights)
+        return to_array(self._given)
 
     def links(self, threshold: float | None = None) -> Links:
         """Return (source word, target word) links; by default, the best source word for each target word.
