@@ -67,7 +67,7 @@ Directions = Sequence[tuple[Links, Links] | LexicalAlignment]
 
 METHODS: tuple[SymmetrizationMethod, ...] = ("intersection", "grow-diag-final-and")
 BOOKS = {"greek": range(40, 45), "greek-letters": range(45, 67)}
-CONFIDENT = 0.8  # minimum mean of both directions, of the links for the canonical correlation analysis
+CONFIDENT = 0.8  # minimum mean probability of the links for the canonical correlation analysis
 MINILM_LAYER = 2  # counted from 0; best of 0, 2 and 5 on roen and zhen
 
 

@@ -4,8 +4,8 @@ python -m benchmarks.packing [--quick]
 python -m benchmarks.packing --cpu-time [NAME …]
 
 regard: `regard.huggingface.pack`, one batch. transformers: padded, with SDPA, one batch; also in batches of
-32, as given and sorted by length. All models have 6 layers of width 384. With --cpu-time, medians of three
-rounds on one thread, which other processes influence less.
+32, as given and sorted by length. All models have 6 layers of width 384. --cpu-time prints
+medians of three rounds of CPU time on one thread, which other processes influence less.
 """
 
 import copy
@@ -34,7 +34,7 @@ def _configurations() -> dict[str, Any]:
 
     bert_like = (t.BertConfig, t.RobertaConfig, t.XLMRobertaConfig, t.ElectraConfig, t.CamembertConfig)
     decoders = (t.LlamaConfig, t.PhiConfig, t.GPTNeoXConfig)
-    grouped = (t.MistralConfig, t.Qwen2Config, t.Qwen3Config)  # by default, with 8 or 32 key heads
+    grouped = (t.MistralConfig, t.Qwen2Config, t.Qwen3Config)  # with 8 or 32 key heads by default
     configs = {
         "distilbert": t.DistilBertConfig(
             dim=384, n_layers=6, n_heads=12, hidden_dim=1536, vocab_size=VOCABULARY
@@ -112,7 +112,7 @@ def _run(model: torch.nn.Module, batches: list[dict[str, Tensor]], backward: boo
 
 
 def compare_cpu_times(names: list[str]) -> None:
-    """Print the CPU time of the packed model, and that of transformers relative to it."""
+    """Print the CPU time of each packed model, and how many times as long transformers takes."""
     torch.set_num_threads(1)
     for name, config in _configurations().items():
         if names and name not in names:
@@ -122,15 +122,16 @@ def compare_cpu_times(names: list[str]) -> None:
         ratios = (
             f"{label} {seconds / packed:.2f}" for label, seconds in zip([*measured][1:], others, strict=True)
         )
-        print(f"{name:12} {packed:.2f} s; times as fast as {', '.join(ratios)}", flush=True)
+        print(f"{name:12} {packed:.2f} s; times as fast as transformers: {', '.join(ratios)}", flush=True)
 
 
 def main() -> None:
     if "--cpu-time" in sys.argv:
-        return compare_cpu_times([name for name in sys.argv[1:] if name != "--cpu-time"])
+        compare_cpu_times([name for name in sys.argv[1:] if name != "--cpu-time"])
+        return
     from benchmarks import speed  # imports this module
 
-    return speed.run_group(packing(), seconds=6.0, min_rounds=3)
+    speed.run_group(packing(), seconds=6.0, min_rounds=3)
 
 
 if __name__ == "__main__":

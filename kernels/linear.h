@@ -83,19 +83,18 @@ INLINE void float_rows(const Linear& l, int64_t row, int64_t column, int64_t end
   float_columns<R>(l, row, column, end);
 }
 
-// Computes `count` rows, starting at `row`, with one row per lane.
-void linear_by_lanes(const Linear& l, int64_t row, int count, int threads) {
+// Computes all rows at once, with one row per lane.
+void linear_by_lanes(const Linear& l, int threads) {
   constexpr int64_t GROUP = 64;  // columns per item: their weights stay in the L2 cache
   struct Work {
     const Linear& l;
     const float* x;  // depth × lanes
-    int64_t row;
-    int count, lanes;
+    int lanes;
   };
   const ItemScratch scratch;
-  Work work{l, nullptr, row, count, int(padded(count))};
+  Work work{l, nullptr, int(padded(l.rows))};
   float* columns = arena.take(l.depth * work.lanes);
-  to_columns<false>(columns, work.lanes, count, l.depth, 1, [&](int i) { return l.x + (row + i) * l.depth; });
+  to_columns<false>(columns, work.lanes, int(l.rows), l.depth, 1, [&](int i) { return l.x + i * l.depth; });
   work.x = columns;
   const auto multiply_columns = [](void* context, int64_t item) {
     const Work& w = *static_cast<const Work*>(context);
@@ -109,11 +108,11 @@ void linear_by_lanes(const Linear& l, int64_t row, int count, int threads) {
       multiply<Walk::along>({weight + t, l.depth, w.x + t * w.lanes, w.lanes, out, w.lanes}, size, w.lanes / W, depth,
                             t > 0);
     }
-    to_rows(out, w.lanes, w.count, size, [&](int lane, int64_t t, vec y, int valid) {
+    to_rows(out, w.lanes, int(l.rows), size, [&](int lane, int64_t t, vec y, int valid) {
       if (l.bias && valid == W) y += load(l.bias + first + t);
       if (l.bias && valid < W)
         for (int i = 0; i < valid; ++i) y[i] += l.bias[first + t + i];
-      store_some(l.out + (w.row + lane) * l.columns + first + t, y, valid);
+      store_some(l.out + lane * l.columns + first + t, y, valid);
     });
     item_arena.finish();
   };
@@ -148,9 +147,10 @@ void linear_by_panels(const Linear& l, int threads) {
   const auto part = [](int64_t n, int64_t parts, int64_t multiple) {
     return (n + parts * multiple - 1) / (parts * multiple) * multiple;
   };
-  const int64_t groups = (l.columns + GROUP - 1) / GROUP, all = (l.rows + MIN_ROWS - 1) / MIN_ROWS;
+  const int64_t groups = (l.columns + GROUP - 1) / GROUP, max_blocks = (l.rows + MIN_ROWS - 1) / MIN_ROWS;
   // several items per thread, so that all threads finish at about the same time
-  const int64_t wanted = threads > 1 ? (4 * threads + groups - 1) / groups : 1, blocks = wanted < all ? wanted : all;
+  const int64_t wanted = threads > 1 ? (4 * threads + groups - 1) / groups : 1;
+  const int64_t blocks = wanted < max_blocks ? wanted : max_blocks;  // of rows
   Work work{l, part(l.depth, (l.depth + MAX_DEPTH - 1) / MAX_DEPTH, W), groups, part(l.rows, blocks, STRIP)};
   const auto multiply_group = [](void* context, int64_t item) {
     const Work& w = *static_cast<const Work*>(context);
@@ -196,7 +196,7 @@ void linear_by_panels(const Linear& l, int threads) {
 void linear(const Linear& l, int threads) {
   if (l.rows * l.depth * l.columns < MIN_FLOAT_PRODUCTS) threads = 1;
   if (l.transposed || (l.rows >= PANEL_ROWS && l.depth % W == 0 && l.depth)) return linear_by_panels(l, threads);
-  if (l.rows > 8 && l.depth % W == 0 && l.depth) return linear_by_lanes(l, 0, int(l.rows), threads);
+  if (l.rows > 8 && l.depth % W == 0 && l.depth) return linear_by_lanes(l, threads);
   constexpr int64_t GROUP = 48;  // columns per item: a multiple of W / R for up to 4 rows, and of 3 for 5 rows
   parallel((l.columns + GROUP - 1) / GROUP, threads,
            [](void* context, int64_t item) {

@@ -111,13 +111,13 @@ void use(const std::string& name) {
   throw std::invalid_argument("no kernels for the instruction set " + name);
 }
 
-// Whether float32 products of the chosen kernels are faster than those of MKL, which torch uses. On AMD's processors,
-// MKL does not use AVX-512, and it reaches 83% of the peak of AVX2; the kernels reach 95% of the peak of both.
+// Whether float32 products of the chosen kernels are faster than those of MKL, which torch uses. MKL does not use
+// AVX-512 on AMD's processors. docs/results.md has the speed of both on Zen 5.
 bool prefers_linear() {
 #if defined(__x86_64__)
   unsigned a = 0, b = 0, c = 0, d = 0;
   if (!__builtin_cpu_is("amd") || chosen->lanes < 8 || !__get_cpuid(1, &a, &b, &c, &d)) return false;
-  return (a >> 8 & 0xf) + (a >> 20 & 0xff) >= 0x19;  // Zen 3 and newer; older ones were not measured
+  return (a >> 8 & 0xf) + (a >> 20 & 0xff) >= 0x19;  // Zen 3 and newer
 #else
   return false;
 #endif

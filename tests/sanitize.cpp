@@ -3,7 +3,7 @@
 //
 //   c++ -std=c++17 -Ikernels -DISA=generic -c tests/sanitize*.cpp
 //   c++ -std=c++17 -Ikernels -DISA=generic -fsanitize=address,undefined -Dposix_memalign=allocate -c kernels/kernels.cpp kernels/instantiate_backward.cpp kernels/search.cpp
-//   c++ -fsanitize=address,undefined sanitize*.o kernels.o backward.o search.o && ./a.out ROUNDS [poison | exhaust]
+//   c++ -fsanitize=address,undefined sanitize*.o kernels.o instantiate_backward.o search.o && ./a.out ROUNDS [poison | exhaust]
 //
 // With poison, some numbers are NaN or infinite, and the kernels must report it. With exhaust, each allocation in the
 // kernels fails once, and they must throw; the sanitizer checks that they free their memory.

@@ -48,9 +48,9 @@ struct Trial {
     if (broken >= 0) x[broken * depth + dice.in(0, depth - 1)] = float(bad());
     const Step::Layer l = weights.layer();
     const bool transposed = !int8 && dice.chance(0.3);
-    Floats rows_of_depth(dice, transposed ? depth * columns : 0);
-    for (int64_t i = 0; i < rows_of_depth.size(); ++i) rows_of_depth[i] = float(weights.get(i % columns, i / columns));
-    const void* weight = transposed ? rows_of_depth.data() : l.weight;
+    Floats by_depth(dice, transposed ? depth * columns : 0);
+    for (int64_t i = 0; i < by_depth.size(); ++i) by_depth[i] = float(weights.get(i % columns, i / columns));
+    const void* weight = transposed ? by_depth.data() : l.weight;
     const auto call = [&](const float* from, float* to, int64_t count) {
       const Linear layer = {from, weight, l.scales, l.bias, to, count, depth, columns, transposed};
       (int8 ? kernels.linear_int8 : kernels.linear)(layer, 4);

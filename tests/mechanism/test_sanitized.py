@@ -75,7 +75,7 @@ def compiled(
     """Link the driver with the kernels for one instruction set; only the kernels are sanitized (faster)."""
     # the driver can make allocations fail
     watched = ["-O1", *flags(isa), *sanitizers, "-Dposix_memalign=allocate", "-I", kernels]
-    sources = [kernels / f"{name}.cpp" for name in ("kernels", "backward", "search")]
+    sources = [kernels / f"{name}.cpp" for name in ("kernels", "instantiate_backward", "search")]
     program = folder / f"{isa}-check"
     objects = [compile_to(folder, compiler, isa, source, *watched) for source in sources]
     done = run(compiler, *sanitizers, *more, "-pthread", *objects, *drivers(compiler, isa), "-o", program)

@@ -83,7 +83,7 @@ def test_no_torch_is_imported(tmp_path):
     code = (
         "import sys, regard\n"
         "from regard.translation.translator import load_translator\n"
-        f"for dtype in (None, 'int8'):\n"
+        "for dtype in (None, 'int8'):\n"
         f"    translator = load_translator({str(folder)!r}, dtype=dtype)\n"
         "    (translation,) = translator.translate(['ein Hund um 15:30'], alignment=True)\n"
         "    translation.alignment.to_dict()\n"
@@ -154,9 +154,8 @@ def test_other_models_and_dtypes_are_loaded_in_torch(tmp_path):
     folder = folders.write(tmp_path / "model")
     assert read_saved_model(folder, "bfloat16") is None
     assert read_saved_model(folders.write(tmp_path / "recurrent", "recurrent"), None) is None
-    narrow = folders.write(
-        tmp_path / "narrow", more=["model.width=24", "model.heads=3"]
-    )  # 24 = 16 + 8 columns
+    # 24 queries end inside a block of 16 columns
+    narrow = folders.write(tmp_path / "narrow", more=["model.width=24", "model.heads=3"])
     assert read_saved_model(narrow, None) is not None
     assert read_saved_model(narrow, "int8") is None
 

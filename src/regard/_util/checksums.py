@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 
 class TensorDigest:
-    """The SHA-256 hash of a text and of tensors, which are added in the order of their names.
+    """The SHA-256 hash of named tensors. Add them sorted by name, so that equal tensors have equal hashes.
+
+    about: a text that the hash also covers.
 
     >>> from regard._util.checksums import TensorDigest
     >>> digest = TensorDigest()

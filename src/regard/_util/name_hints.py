@@ -468,9 +468,9 @@ def unknown_attribute(
     >>> print(unknown_attribute("Seen", "attentions"))
     'Seen' object has no attribute 'attentions'. Use seen[0], seen.values() or seen.items().
     """
-    answer = _ATTRIBUTES.get(owner.rpartition(".")[2], {}).get(name)
-    from difflib import get_close_matches
+    from difflib import get_close_matches  # takes milliseconds to import
 
+    answer = _ATTRIBUTES.get(owner.rpartition(".")[2], {}).get(name)
     similar = [] if answer or name.startswith("_") else get_close_matches(name, list(names), n=1)
     what = f"module {owner!r}" if module else f"{owner!r} object"
     hint = f". {as_sentence(answer)}" if answer else f"; did you mean {similar[0]!r}?" if similar else ""

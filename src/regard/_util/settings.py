@@ -61,9 +61,9 @@ class Section:
             return None
         if get_origin(kind) is Literal:
             return text.strip("\"'")
-        try:
-            import tomllib
+        import tomllib  # takes milliseconds to import
 
+        try:
             parsed = tomllib.loads(f"value = {text}")
             return parsed["value"] if len(parsed) == 1 else text  # several lines are not a single value
         except (ValueError, RecursionError):  # not TOML, too many digits, or nested too deeply

@@ -135,7 +135,7 @@ def _run(args: list[str]) -> NoReturn:
 
 
 def _run_plain(args: Sequence[str]) -> bool:
-    """Run `regard translate` without typer; return False for other commands and arguments."""
+    """Run `regard translate` without typer; return False if typer must parse the arguments."""
     if args[:1] != ["translate"]:
         return False
     from regard.cli.translate.plain_arguments import parse_plain

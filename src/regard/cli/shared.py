@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SIGNAL_EXIT = 128  # exit status of a process terminated by signal n: 128 + n
 _MAX_BYTES = 1 << 28  # maximum size of a text file
-_GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # of NVIDIA, AMD and, under WSL, both
+_GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # drivers of NVIDIA, of AMD, and of both under WSL
 
 
 def console() -> "Console":
@@ -248,7 +248,7 @@ def load(
 
 
 def _default_device() -> str:
-    """Return "cuda" if torch can use a GPU. Without the files of a driver, torch is not imported to ask."""
+    """Return "cuda" if torch can use a GPU, otherwise "cpu". Torch is not imported if no driver is loaded."""
     if sys.platform == "linux" and not any(map(os.path.exists, _GPU_FILES)):
         return "cpu"
     import torch

@@ -105,11 +105,12 @@ def choose_config(
     base = TranslationConfig.preset("small", model)
     table = _TABLE if model == "transformer" else _RECURRENT_TABLE
 
-    def resize(row: _Row) -> TranslationConfig:
+    def config_of(row: _Row) -> TranslationConfig:
         resized = _resize(base, row, statistics)
-        return change(_guide(resized, change(resized).model.kind, statistics))
+        kind = change(resized).model.kind  # `change` may select another kind of model
+        return change(_set_guided_alignment(resized, kind, statistics))
 
-    row, passes = _plan(table, resize, statistics, epochs, minutes)
+    row, passes = _plan(table, config_of, statistics, epochs, minutes)
     short = passes < _SHORT_EPOCHS
     batch_tokens, learning_rate = row.batch_tokens, row.learning_rate
     if short:
@@ -117,7 +118,7 @@ def choose_config(
         learning_rate = max(learning_rate, _SHORT_LEARNING_RATE) if row.width <= 256 else learning_rate
     updates = passes * statistics.tokens / batch_tokens
     validations = min(_VALIDATIONS, max(minutes / _MINUTES_PER_VALIDATION, 5)) if minutes else _VALIDATIONS
-    changed = resize(row)
+    changed = config_of(row)
     guided = changed.training.guided_alignment_weight > 0
     sampling = not short and changed.tokens.kind == "unigram"
     long = passes >= _LONG_EPOCHS and not guided
@@ -149,8 +150,10 @@ def _resize(base: TranslationConfig, row: _Row, statistics: CorpusStatistics) ->
     return base.replace({"model": model, "tokens": _tokens(statistics, row), "training": training})
 
 
-def _guide(config: TranslationConfig, model: Model, statistics: CorpusStatistics) -> TranslationConfig:
-    """Return a config with guided alignment, for Transformers and corpora that can be aligned quickly."""
+def _set_guided_alignment(
+    config: TranslationConfig, model: Model, statistics: CorpusStatistics
+) -> TranslationConfig:
+    """Return a config with guided alignment for Transformers if the corpus is small enough to be aligned."""
     guided = model == "transformer" and statistics.tokens <= _MAX_GUIDED_TOKENS
     return config.replace({"training": {"guided_alignment_weight": _GUIDED_WEIGHT if guided else 0.0}})
 

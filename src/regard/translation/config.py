@@ -208,9 +208,9 @@ class TranslationConfig:
     def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
         """Return the settings in a TOML file by section and name, unchecked."""
         content = read_regular(path, MAX_TEXT_BYTES)
-        try:
-            import tomllib
+        import tomllib  # takes milliseconds to import
 
+        try:
             return tomllib.loads(content.decode("utf-8-sig"))
         except (ValueError, RecursionError) as error:  # ValueError: also raised for huge integers
             raise ArgumentError(f"{os.fspath(path)!r} is not a valid TOML file: {error}.") from None

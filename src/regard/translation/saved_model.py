@@ -42,7 +42,7 @@ _FLOAT32 = "torch.float32"
 
 
 class SavedModel(NamedTuple):
-    """A Transformer that the kernels run, and what is needed to build it in torch."""
+    """A Transformer for the kernels, with its vocabularies and the settings to build it in torch."""
 
     transformer: SavedTransformer
     config: ModelConfig
@@ -91,15 +91,17 @@ class SavedModel(NamedTuple):
 
 
 class SavedFolder(NamedTuple):
-    """The contents of a model folder."""
+    """The model in a model folder, and the contents of its config.json."""
 
     model: SavedModel
-    tokens: TokenizerPair
     config: dict[str, Any]
 
 
 def read_saved_model(folder: str | os.PathLike[str], dtype: Precision | None) -> SavedFolder | None:
-    """Load a model folder without torch; return None if that is not possible."""
+    """Load a model folder without torch; return None if it must be loaded with torch.
+
+    dtype: precision of the computation; see `Translator`.
+    """
     path = Path(folder)
     if not beam_search.available() or dtype == "bfloat16" or (path / PRETRAINED).exists():
         return None
@@ -117,7 +119,7 @@ def read_saved_model(folder: str | os.PathLike[str], dtype: Precision | None) ->
     architecture = settings.model.architecture()
     assert isinstance(architecture, TransformerSettings)
     transformer = SavedTransformer(architecture, tokens.sizes(), arrays, int8=dtype == "int8")
-    return SavedFolder(SavedModel(transformer, settings.model, tokens), tokens, config)
+    return SavedFolder(SavedModel(transformer, settings.model, tokens), config)
 
 
 def _is_supported(config: ModelConfig, dtype: Precision | None) -> bool:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 MAX_TOKENS = 256  # default for corpus.max_tokens: maximum number of source tokens to translate at once
 _SORTED_BATCHES = 8  # number of batches whose sentences are sorted by length together
 _NOTHING = Hypothesis([], 0.0, 0.0, finished=True)  # for a part without text
-_LOADING = threading.Lock()  # held while a saved model is built in torch
+_BUILD_LOCK = threading.Lock()  # held while a saved model is built in torch
 
 
 class Translator:
@@ -101,7 +101,7 @@ class Translator:
     def model(self) -> "Seq2Seq":
         """The model, built in torch on first use if it was loaded without torch."""
         if self._model is None:
-            with _LOADING:
+            with _BUILD_LOCK:
                 if self._model is None:
                     assert self._saved is not None
                     self._model = self._saved.to_torch()
@@ -143,7 +143,7 @@ class Translator:
             contains the target term.
 
         A line that is longer or has more sentences than the training lines is translated in parts; its `note`
-        says so. Numbers, URLs, e-mail addresses, tags, placeholders, emoji and unknown words are
+        says so. Numbers, URLs, e-mail addresses, identifiers, tags, placeholders, emoji and unknown words are
         copied.
         """
         check_batch_size(batch_size)
@@ -227,9 +227,9 @@ class Translator:
         pairs: (source, target).
         alignment_head: layer, heads and shift to read; default: the translator's `alignment_head`.
         """
-        head = self.alignment_head if alignment_head is None else alignment_head
         from regard.translation.alignment.attention_aligner import align
 
+        head = self.alignment_head if alignment_head is None else alignment_head
         check_type("align got an alignment_head", head, AlignmentHead, "AlignmentHead(layer=-1)")
         return align(self.model, self.tokens, pairs, head)
 
@@ -326,12 +326,12 @@ class Translator:
     def max_new_tokens(self, source_tokens: int) -> int:
         """Return the maximum length of a translation, including its end token."""
         limit = max_translation_tokens(source_tokens)
-        decoding = None if self._model is None else self._model.decoding
+        decoding = None if self._model is None else self._model.decoding  # saved models have none
         return limit if decoding is None else decoding.max_new_tokens(default=limit)
 
     @cached_property
     def _attends(self) -> bool:
-        if self._model is None:  # a Transformer
+        if self._model is None:  # a saved model, which is a Transformer
             return True
         from regard.translation.alignment.cross_attention import has_cross_attention
 
@@ -503,7 +503,7 @@ def load_translator(
     saved = read_saved_model(folder, dtype) if str(device) == "cpu" else None
     if saved is not None:
         model: SavedModel | Seq2Seq = saved.model
-        _, tokens, config = saved
+        tokens, config = saved.model.tokens, saved.config
     else:
         from regard.translation.training.checkpoint import load_model
 

@@ -75,10 +75,8 @@ def test_nan_and_infinity_stay_in_their_row():
 
 
 def test_a_replaced_layer_sees_changes_of_its_weight(calls):
-    model, x = (
-        nn.Sequential(nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 3, bias=False)),
-        torch.randn(2, 5, 32),
-    )
+    model = nn.Sequential(nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 3, bias=False))
+    x = torch.randn(2, 5, 32)
     plain = copy.deepcopy(model)
     replace_linear(model)
     with torch.no_grad():

@@ -19,7 +19,9 @@ _FLAGS = {"--alignment": "alignment", "--scores": "scores", "--json": "as_json"}
 
 
 def parse_plain(arguments: Sequence[str]) -> Options | None:
-    """Return the options for arguments that need no explanation; None for all others, which typer parses.
+    """Return the options; None if typer must parse the arguments.
+
+    Only the options in this file are supported, each at most once and separate from its value.
 
     >>> from regard.cli.translate.plain_arguments import parse_plain
     >>> parse_plain(["-m", "de-en", "Zwei Hunde.", "--beam", "1"]).sentences
@@ -43,7 +45,7 @@ def parse_plain(arguments: Sequence[str]) -> Options | None:
 
 
 def _read_option(argument: str, remaining: Iterator[str]) -> tuple[str | None, Any]:
-    """Return the name and value of an option; None if it is not plain."""
+    """Return the name and value of an option; the name is None if typer must parse it."""
     if argument in _FLAGS:
         return _FLAGS[argument], True
     name, kind = _VALUES.get(argument, (None, str))

@@ -76,7 +76,7 @@ def run(options: Options) -> None:
     strategy = _strategy(options.beam, options.n_best, options.sample, sampling)
     with naming(dtype="--dtype"):
         precision = None if options.dtype is None else check_precision(options.dtype)
-    if not options.sentences:  # a few sentences need little memory
+    if not options.sentences:  # sentences on the command line need little memory
         from regard.models.layers.allocation import keep_memory
 
         keep_memory()

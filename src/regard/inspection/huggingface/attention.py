@@ -104,8 +104,8 @@ def pack(model: nn.Module) -> nn.Module:
     outputs at padding. With padding on the left, a language model predicts the first token of a text from
     padding: set the label of this token to -100. `unpack` restores the model.
 
-    Without gradients, float32 linear layers run in regard's kernels on processors where these are faster than
-    torch (AMD since Zen 3).
+    Without gradients, float32 linear layers run in regard's kernels on AMD processors (Zen 3 and newer),
+    where torch's are slower.
 
     The model runs with padding, as before, inside `torch.compile`, `regard.watch` and `regard.edit`, if there
     is padding between tokens, and if it is called with a key-value cache, `output_attentions=True` or

@@ -63,8 +63,9 @@ def supports_linear(x: Tensor) -> bool:
 
 
 def prefers_linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, transposed: bool = False) -> bool:
-    """Whether `linear` should replace torch's product: it is faster here, and nothing observes the call.
+    """Whether `linear` should compute a product instead of torch: it is faster and supports the call.
 
+    Gradients, compilation, autocast and tensor subclasses, for example, need torch's product.
     transposed: whether the weight is (m, n) instead of (n, m).
     """
     if not _PREFERS_LINEAR or torch.compiler.is_compiling():

@@ -38,7 +38,7 @@ def _load() -> tuple[Any, str]:
 def _load_openmp() -> None:
     """Load torch's OpenMP library if torch is not imported yet.
 
-    The kernels and torch must share one library, and torch may not work with the system's, which is older.
+    The kernels and torch must share one library. The system's may be too old for torch.
     """
     spec = None if "torch" in sys.modules else importlib.util.find_spec("torch")
     for folder in (spec and spec.submodule_search_locations) or ():

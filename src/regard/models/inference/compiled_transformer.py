@@ -12,11 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as global_state
 
-from regard.models.inference.transformer_layout import (
-    StackSizes,
-    TransformerParameters,
-    stack_numbers,
-)
+from regard.models.inference.transformer_layout import StackSizes, TransformerParameters, stack_numbers
 from regard.models.layers import decoder_step
 from regard.models.layers.attention import MultiHeadAttention
 from regard.models.layers.blocks import DecoderBlock, FeedForward, Residual, Stack
@@ -45,7 +41,9 @@ _SETTINGS: dict[type, tuple[str, ...]] = {  # attributes on which the numbers de
 def read_parameters(
     model: Transformer, source_length: int, target_length: int
 ) -> TransformerParameters | None:
-    """Return None if the kernels do not support the model, or if it is watched, edited or hooked.
+    """Return the parameters for the kernels, or None if the model needs Python.
+
+    The kernels run models that they support and that are not watched, edited or hooked.
 
     source_length, target_length: maximum numbers of source and target tokens.
     """

@@ -11,15 +11,11 @@ from typing import Any, Literal
 import numpy as np
 
 from regard.models.configs import TransformerSettings
-from regard.models.inference.transformer_layout import (
-    StackSizes,
-    TransformerParameters,
-    stack_numbers,
-)
+from regard.models.inference.transformer_layout import StackSizes, TransformerParameters, stack_numbers
 from regard.models.layers.int8_packing import COLUMNS, Array, pack_int8, pad_columns
 
 _MIN_TABLE = 128  # positions in the smallest table
-_LINEAR = ("in_proj", "out_proj")
+_LINEAR_WEIGHTS = (".in_proj.weight", ".out_proj.weight")
 _BASE = 10_000.0  # as in SinusoidalPositions
 
 
@@ -56,7 +52,7 @@ class SavedTransformer:
         return self.settings.max_positions if self.settings.positions == "learned" else None
 
     def read_parameters(self, source_length: int, target_length: int) -> TransformerParameters | None:
-        """Return the parameters for sentences up to these lengths, or None if there are fewer positions."""
+        """Return the parameters for these maximum lengths, or None if the model has fewer positions."""
         numbers, output, factors = self._addresses
         tables = [
             self._position_table("encoder", source_length),
@@ -96,10 +92,10 @@ class SavedTransformer:
 
     @cached_property
     def _packed(self) -> dict[str, tuple[Array, Array, Array | None]]:
-        """The int8 weights, scales and padded bias of each linear layer and of the output."""
+        """The int8 weights, scales and padded bias of each linear layer; the output has the name ""."""
         if not self.int8:
             return {}
-        names = [name.removesuffix(".weight") for name in self.arrays if name.endswith(_WEIGHTS)]
+        names = [name.removesuffix(".weight") for name in self.arrays if name.endswith(_LINEAR_WEIGHTS)]
         packed = {}
         for name in names:
             bias = self.arrays.get(f"{name}.bias")
@@ -158,9 +154,6 @@ class SavedTransformer:
     def __reduce__(self) -> tuple[Any, ...]:
         # a copy has its own arrays, so it must not inherit the addresses
         return _restore, (self.settings, self.vocab_size, self.arrays, self.int8)
-
-
-_WEIGHTS = tuple(f".{name}.weight" for name in _LINEAR)
 
 
 def _restore(

@@ -13,7 +13,7 @@ COLUMNS = 16  # columns per block: see kernels/linear.h
 def pack_int8(weight: Array) -> tuple[Array, Array]:
     """Quantize a float32 matrix (n, m); return blocks [n / 16][m / 2][16][2] of int8, and the padded scales.
 
-    Each row has its own scale, so that its largest magnitude becomes 127.
+    Each row has its own scale, which makes its largest magnitude 127.
 
     >>> import numpy as np
     >>> from regard.models.layers.int8_packing import pack_int8

@@ -103,10 +103,10 @@ def project(x: Tensor, layer: nn.Linear | Int8Linear, start: int, stop: int) -> 
 
 
 class LinearForward:
-    """Replaces the `forward` of one linear layer: uses the kernels where they are faster than torch.
+    """The `forward` of a linear layer that uses the kernels where they are faster than torch.
 
-    Without gradients, in float32 on the CPU, and only on some processors: see `layer_kernels.prefers_linear`.
-    Copying the layer copies this object too.
+    `layer_kernels.prefers_linear` decides: on some CPUs, in float32 and without gradients. A copy of the
+    layer has a copy of this object, which uses the copied weights.
 
     layer: an `nn.Linear`, or another layer with a weight of shape (in, out), such as transformers' Conv1D.
     """

@@ -28,8 +28,8 @@ from regard.translation.data.pairs import check_pair, check_pairs
 
 # Tuned on the Greek-English gold links for books 40 to 44.
 _IBM1_ITERATIONS, _HMM_ITERATIONS = 1, 4  # with more iterations, rare words attract unrelated words
-_NORMALIZED = 0.2  # weight of the normalized product in `_agreement`; 0.15 to 0.5 make similar errors
-_CONTRADICTION = 1e-6  # smallest divisor there: a certain direction cannot overrule one that excludes a link
+_NORMALIZED_WEIGHT = 0.2  # of the normalized product in `_agreement`; 0.15 to 0.5 give similar error rates
+_MIN_DIVISOR = 1e-6  # in `_agreement`; avoids 0 / 0 if one direction is certain and the other excludes a link
 _MIN_SCORE = 0.96  # of links in the intersection; chosen on the gold sets, excluding Greek books 45 to 66
 _UNSEEN = 1e-6  # added to the expected null count of each word
 _NEGLIGIBLE = 0.02  # fraction of a word pair's count below which a cell's own count is not subtracted
@@ -278,13 +278,14 @@ def _sentence_scores(corpus: EncodedPairs, expected: Sequence[Expectation]) -> F
 def _agreement(forward: Floats, backward: Floats) -> Floats:
     """Return the weight of each link in training.
 
-    It is the product of its posteriors in both directions (Liang et al. 2006), mixed with the probability
-    that follows if each link is either present or absent in both directions. The product alone gives links
-    of a word with several translations too little weight: one direction divides its probability among them.
+    It is the product of its posteriors in both directions (Liang et al. 2006), mixed with the normalized
+    product: the probability of the link if both directions agree that it is present or absent. The product
+    alone gives the links of a word with several translations too little weight, because one direction
+    divides its probability among them.
     """
     product = forward * backward
-    normalized = product / np.maximum(product + (1 - forward) * (1 - backward), _CONTRADICTION)
-    return (1 - _NORMALIZED) * product + _NORMALIZED * normalized
+    normalized = product / np.maximum(product + (1 - forward) * (1 - backward), _MIN_DIVISOR)
+    return (1 - _NORMALIZED_WEIGHT) * product + _NORMALIZED_WEIGHT * normalized
 
 
 def _normalize(counts: Floats) -> Floats:

@@ -25,7 +25,8 @@ DECIMALS = 4  # decimal places of scores in JSON
 _MODEL_WEIGHT = 0.75  # tuned on the Greek-English gold links for books 40 to 44
 _MIN_PROBABILITY = 1e-6  # lower probabilities are raised to this value in geometric means
 _NOISE = 1e-3  # assumed probability that a direction is wrong, however certain it is
-_LIKELY, _UNLIKELY = 0.5, 2.5e-3  # scores from which links are always, and below which never, candidates
+_LIKELY = 0.5  # links with at least this score are candidates
+_UNLIKELY = 2.5e-3  # links with a lower score are not, even if they are the best in a direction
 
 
 @dataclass(frozen=True, eq=False)  # == on arrays returns an array
@@ -85,10 +86,10 @@ class LexicalAlignment:
         return links & self._links_from(self.min_score) if method == "intersection" else links
 
     def candidates(self) -> tuple[Links, Links]:
-        """Return the links of both directions that `links` combines.
+        """Return the links of each direction that `links` combines.
 
-        These are the best links (`best_links`), without those that the other direction makes very unlikely,
-        and in both directions the links that are more likely than not according to their score.
+        Each set has the best links of its direction (`best_links`), except those that the other direction
+        makes very unlikely, and all links that are more likely than not according to their score.
         """
         likely, possible = self._links_from(_LIKELY), self._links_from(_UNLIKELY)
         forward, backward = ((best & possible) | likely for best in self.best_links())
@@ -172,7 +173,7 @@ def _best_links(posteriors: Floats) -> Links:
 
 
 def _odds(probabilities: Floats) -> Floats:
-    """Return p / (1 − p), where p is at least _NOISE and at most 1 − _NOISE."""
+    """Return p / (1 − p), where p is the probability rescaled to the range from _NOISE to 1 − _NOISE."""
     p = _NOISE + (1 - 2 * _NOISE) * probabilities
     return p / (1 - p)
 

@@ -7,7 +7,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import compress, pairwise
 from math import log
 from typing import NamedTuple
 
@@ -24,9 +24,7 @@ _MIN_WINS = 0.58  # fraction of pairs that outscore shifted pairs; 0.5 by chance
 _MIN_CORRELATION = 0.25  # correlation of source and target lengths; 0 by chance, at least 0.5 in real corpora
 _MIN_EVIDENCE = 5.0  # log likelihood ratio, beyond log(number of pairs), of consecutive misaligned pairs
 _MAX_RATE = 0.9  # assumed maximum fraction of aligned pairs that outscore shifted pairs
-_END = (
-    0.03  # a misalignment that ends within this fraction of the sample before its end goes on until the end
-)
+_END = 0.03  # a misalignment that ends in this last fraction of the sample is taken to last until the end
 _MAX_EQUAL = 0.2  # fraction of pairs with identical sides
 _MAX_OVERLAP = 0.7  # overlap between the word distributions of both sides; German and English: 0.05
 _MAX_DUPLICATES = 0.3
@@ -34,13 +32,12 @@ _MAX_FOREIGN = 0.05  # fraction of lines in a different script from the rest
 _MAX_SWAPPED = 0.02  # fraction of pairs
 _SWAP_MARGIN = 3.0  # log odds per side
 _MAX_OVERLAP_SWAPPED = 0.5  # with a larger overlap, the two languages cannot be told apart
-_ROUNDS = 10  # maximum number of iterations
+_MAX_ITERATIONS = 10
 _MAX_GARBLED = 0.01  # fraction of pairs
 _ENCODINGS = ("cp1252", "latin-1", "cp1250", "cp1251", "cp850", "cp437", "mac_roman")  # mistaken for UTF-8
 _REPLACED = re.compile(r"[^\W\d_]\?[^\W\dA-Z_]")  # "M?nner"
-_MIXED = re.compile(
-    r"[A-Za-z][\u0400-\u04ff]|[\u0400-\u04ff][A-Za-z]"
-)  # Latin and Cyrillic letters in a word
+# a Latin letter beside a Cyrillic one
+_MIXED = re.compile(r"[A-Za-z][\u0400-\u04ff]|[\u0400-\u04ff][A-Za-z]")
 
 
 def diagnose(statistics: CorpusStatistics, dev: Sequence[Pair] = ()) -> list[str]:
@@ -63,11 +60,11 @@ def diagnose(statistics: CorpusStatistics, dev: Sequence[Pair] = ()) -> list[str
     sample = _Sample.of(statistics.sample)
     warnings = [_equal(sample), _duplicates(statistics), _garbled(sample), *_scripts(sample)]
     if warnings[0] is None:
-        straight = sample.straighten()
+        unswapped = sample.unswap()
         warnings += [
-            _same_language(straight),
-            _swapped(straight),
-            _dev_swapped(straight, dev),
+            _same_language(unswapped),
+            _swapped(unswapped),
+            _dev_swapped(unswapped, dev),
             _misaligned(sample),
         ]
     return [warning for warning in warnings if warning is not None]
@@ -76,7 +73,7 @@ def diagnose(statistics: CorpusStatistics, dev: Sequence[Pair] = ()) -> list[str
 class _Sample(NamedTuple):
     """Numbered pairs and, for each, the case-folded words of its source and target.
 
-    swapped: the numbers of the pairs whose sides `straighten` has exchanged.
+    swapped: the numbers of the pairs whose sides `unswap` has exchanged.
     """
 
     pairs: list[NumberedPair]
@@ -92,16 +89,17 @@ class _Sample(NamedTuple):
         source, target = (Counter(word for pair in self.words for word in pair[side]) for side in (0, 1))
         return source, target
 
-    def straighten(self) -> "_Sample":
-        """Exchange the sides of the pairs that have the languages in a different order from most pairs.
+    def unswap(self) -> "_Sample":
+        """Exchange the sides of the pairs whose languages are in the opposite order to most pairs.
 
-        Starts from the word that most often occurs on one side only, and repeatedly compares each pair with
-        the others, so that even if half of the pairs are swapped, they are found.
+        The sign of a pair is 1 or −1 for one order or the other, and 0 if it is unknown. The initial signs
+        come from a single word. Then each pair is compared with the others until no sign changes. This
+        finds swapped pairs even if they are half of the sample.
         """
-        signs = self._first_signs()
+        signs = self._initial_signs()
         margins = [(0.0, 0.0)] * len(signs)
-        for _ in range(_ROUNDS):
-            odds = _Odds.of(*_Sample(self.pairs, self._turn(signs)).counts())
+        for _ in range(_MAX_ITERATIONS):
+            odds = _Odds.of(*_Sample(self.pairs, self._in_one_order(signs)).counts())
             margins = [_margins(odds, words, sign) for words, sign in zip(self.words, signs, strict=True)]
             previous = signs
             signs = [(source > target) - (source < target) for source, target in margins]
@@ -109,25 +107,26 @@ class _Sample(NamedTuple):
                 break
         majority = 1 if sum(signs) >= 0 else -1
         swapped = [
-            number
-            for number, (source, target) in enumerate(margins)
-            if majority * source < -_SWAP_MARGIN and majority * target > _SWAP_MARGIN
+            majority * source < -_SWAP_MARGIN and majority * target > _SWAP_MARGIN
+            for source, target in margins
         ]
-        chosen = set(swapped)
         words = [
-            (target, source) if i in chosen else (source, target)
-            for i, (source, target) in enumerate(self.words)
+            (target, source) if exchanged else (source, target)
+            for exchanged, (source, target) in zip(swapped, self.words, strict=True)
         ]
-        return _Sample(self.pairs, words, [self.pairs[i].number for i in swapped])
+        return _Sample(self.pairs, words, [pair.number for pair in compress(self.pairs, swapped)])
 
-    def _first_signs(self) -> list[int]:
-        """Return 1 for a pair with the most telling word in its source, −1 in its target, otherwise 0."""
+    def _initial_signs(self) -> list[int]:
+        """Return 1 for pairs with the most one-sided word in the source, −1 in the target, otherwise 0.
+
+        This is the word that the most pairs contain on only one side.
+        """
         counts = Counter(word for source, target in self.words for word in {*source} ^ {*target})
         word = counts.most_common(1)[0][0] if counts else ""
         return [(word in source) - (word in target) for source, target in self.words]
 
-    def _turn(self, signs: Sequence[int]) -> list[tuple[list[str], list[str]]]:
-        """Return the words of all pairs with a sign, those with sign −1 exchanged."""
+    def _in_one_order(self, signs: Sequence[int]) -> list[tuple[list[str], list[str]]]:
+        """Return the words of the pairs with sign 1 or −1; exchange the sides of those with sign −1."""
         return [
             (source, target) if sign > 0 else (target, source)
             for (source, target), sign in zip(self.words, signs, strict=True)
@@ -136,11 +135,13 @@ class _Sample(NamedTuple):
 
 
 def _margins(odds: "_Odds", words: tuple[list[str], list[str]], sign: int) -> tuple[float, float]:
-    """Return the log odds of both sides of a pair according to the other pairs. sign: how it was counted."""
+    """Return the log odds of both sides of a pair according to the other pairs.
+
+    sign: of the pair in the word counts, see `_Sample.unswap`; 0 if they do not include the pair.
+    """
     source, target = words
-    first, second = (source, target) if sign > 0 else (target, source)
     if sign:
-        odds = odds._replace(left_out=(first, second))
+        odds = odds._replace(left_out=(source, target) if sign > 0 else (target, source))
     return odds(source), odds(target)
 
 
@@ -165,7 +166,7 @@ def _duplicates(statistics: CorpusStatistics) -> str | None:
 
 
 def _garbled(sample: _Sample) -> str | None:
-    """Detect UTF-8 that was read as Latin-1, such as "Ã¼" for "ü", and replacement characters."""
+    """Detect UTF-8 that was read in another encoding, such as "Ã¼" for "ü", and letters replaced by "?"."""
     garbled = [text for _, pair in sample.pairs for text in pair if _is_garbled(text)]
     if len(garbled) <= _MAX_GARBLED * len(sample.pairs):
         return None
@@ -186,7 +187,7 @@ def _is_garbled(text: str) -> bool:
 
 
 def _is_mistaken(text: str, encoding: str) -> bool:
-    """Return whether a text that is not ASCII looks like UTF-8 that was read in another encoding."""
+    """Return whether a text that is not ASCII looks like UTF-8 that was read in the given encoding."""
     try:
         text.encode(encoding).decode()
     except UnicodeError:
@@ -297,11 +298,12 @@ def _misaligned(sample: _Sample) -> str | None:
         return None
     margin = max(_END * len(wins), 5)
     begin, end = sample.pairs[first].number, sample.pairs[stop - 1].number
-    place = f"From about pair {begin:,} on"
-    if stop < len(wins) - margin:
-        place = f"Between about pair {begin:,} and pair {end:,}"
-        if first <= margin:
-            place = f"Up to about pair {end:,}"
+    if stop >= len(wins) - margin:
+        place = f"From about pair {begin:,} on"
+    elif first <= margin:
+        place = f"Up to about pair {end:,}"
+    else:
+        place = f"Between about pairs {begin:,} and {end:,}"
     return (
         f"{place}, source and target look unrelated. Is a line missing or added on one side? Line n of one "
         "side must be the translation of line n of the other."
@@ -316,7 +318,7 @@ def _misaligned_range(tests: Sequence[numpy.ndarray]) -> tuple[int, int]:
     """
     outside = numpy.ones(len(tests[0]), bool)
     first = stop = 0
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_ITERATIONS):
         evidence = numpy.zeros(len(outside))
         for passed in tests:
             rate = min(max(passed[outside].mean(), 0.5), _MAX_RATE)
@@ -327,16 +329,18 @@ def _misaligned_range(tests: Sequence[numpy.ndarray]) -> tuple[int, int]:
         if rise[stop] < _MIN_EVIDENCE + log(len(outside)):
             return 0, 0
         first = int(total[: stop + 1].argmin())
-        found = numpy.ones(len(outside), bool)
-        found[first:stop] = False
-        if (found == outside).all() or found.sum() < _MIN_PAIRS // 4:
+        previous, outside = outside, numpy.ones(len(outside), bool)
+        outside[first:stop] = False
+        if (outside == previous).all() or outside.sum() < _MIN_PAIRS // 4:
             break
-        outside = found
     return first, stop
 
 
 def _length_wins(lengths: numpy.ndarray) -> numpy.ndarray:
-    """Return, for each pair, whether its length ratio is closer to the median than with the next target."""
+    """Return, for each pair, whether its length ratio is closer to the median than with the next target.
+
+    1: yes; 0: no; 0.5: tie.
+    """
     source, target = numpy.log(lengths + 1).T
     median = numpy.median(target - source)
     own = abs(target - source - median)

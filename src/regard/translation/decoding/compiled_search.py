@@ -1,4 +1,4 @@
-"""Greedy decoding and beam search of a torch model in the kernels; see `kernel_search`."""
+"""Greedy decoding and beam search in the kernels for a model in torch; see `kernel_search`."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -66,8 +66,8 @@ class Domain(NamedTuple):
         for span in reversed(find_spans(source, self.translated)):
             source = f"{source[: span.start]} {source[span.stop :]}"
         words = _WORD.findall(unicodedata.normalize("NFKC", source))
-        known = self.words or ()
-        unseen = [w for w in words if known and not any(each in known for each in _spellings(w))]
+        known = self.words
+        unseen = [word for word in words if known and not any(form in known for form in _spellings(word))]
         return list(dict.fromkeys(unseen)), len(unseen) / max(len(words), 1)
 
     def warning(self, source: str, score: float) -> str:
@@ -90,7 +90,7 @@ class Domain(NamedTuple):
 
 
 class _TrainingWords:
-    """The lowercase words of a training text. Parts of hyphenated words are split off on first use."""
+    """The lowercase words of a training text. Hyphenated words are divided when first needed."""
 
     def __init__(self, profile: TextProfile) -> None:
         self._profile = profile
@@ -113,7 +113,7 @@ class _TrainingWords:
 
 
 def _spellings(word: str) -> set[str]:
-    """Return a word in lowercase; an uppercase SS may also stand for ß."""
+    """Return the lowercase spellings of a word; in a word in capitals, SS may stand for ß."""
     return {word.lower()} | ({word.lower().replace("ss", "ß")} if word.isupper() else set())
 
 

@@ -103,9 +103,9 @@ def find_paragraphs(lines: Sequence[str], typical_width: int = 0) -> Iterator[Pa
 
 def typical_width(blocks: Iterable[Sequence[str]]) -> int:
     """Return the median width of blocks with at least three lines; 0 if there are none."""
-    widths = [_width([(line.strip(), len(line)) for line in block]) for block in blocks if len(block) > 2]
     import statistics  # takes milliseconds to import
 
+    widths = [_width([(line.strip(), len(line)) for line in block]) for block in blocks if len(block) > 2]
     return round(statistics.median(widths)) if widths else 0
 
 

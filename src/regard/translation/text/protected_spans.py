@@ -32,16 +32,16 @@ _MEASURES = (
     "(?-i:km/h|m/s|[kcm]?m[²³]?|[km]?g|[mcdh]?l|[kMGT]B|[kMG]?Hz|[kM]?Wh?|mAh|[km]?[VA]|hPa|mbar|dB|kcal"
     "|ms|min|s|h|KM/H|KM|CM|KG|KW)"
 )
-_UNIT = (  # %s and %(n)d are placeholders
+_UNIT = (  # "5 %s" and "5 %(n)d" have placeholders, not percentages
     r"(?:[%‰](?!\()|°[CFK]?|[€$£¥₹](?!\w))|[ \u00a0\u202f](?:[%‰](?![\w(])|°[CFK]?|[€$£¥₹](?!\w))"
     rf"|[ \u00a0\u202f](?:{_MEASURES}|{_CURRENCIES})(?![\w-]|\.\w)"
 )
 _AMOUNT = rf"(?:(?:[$€£¥₹]|§§?|(?<!\w){_CURRENCIES}){_SPACE}?)?{_NUMBER}(?:{_UNIT})?"
-OPERATOR = f"{_SPACE}[-+−–*/:=<>≤≥≈±×·÷x]"
+_OPERATOR = f"{_SPACE}[-+−–*/:=<>≤≥≈±×·÷x]"
 # text before a space after which a span may continue: "€" before " 5", "12. 3." before " 2020"
 CONTINUED = (
     rf"(?:(?<!\S)(?:[$€£¥₹§]+|{_CURRENCIES})|(?<!\S)\d{{1,2}}\.(?:{_SPACE}\d{{1,2}}\.)?"
-    rf"|[\d%‰€$£¥₹CFK]{OPERATOR})$"
+    rf"|[\d%‰€$£¥₹CFK]{_OPERATOR})$"
 )
 _TOP_LEVEL = (
     "com|org|net|edu|gov|info|io|de|at|ch|fr|uk|eu|nl|it|es|pl|cz|ru|cn|jp|ro|gr|se|dk|no|fi|be|pt|us"
@@ -108,8 +108,8 @@ _KINDS = {  # the first match wins
     "identifier": "|".join(_IDENTIFIERS),
     "code": "|".join(_CODES),
     "number": (
-        rf"(?<![^\W\d_])[+−±≈~≤≥-]?(?<![\d.,]){_AMOUNT}(?:{OPERATOR}{_SPACE}[+−-]?{_AMOUNT}(?![^\W_]))*"
-        r"(?:(?<=[%‰])|(?![^\W_]))"  # 100%ig
+        rf"(?<![^\W\d_])[+−±≈~≤≥-]?(?<![\d.,]){_AMOUNT}(?:{_OPERATOR}{_SPACE}[+−-]?{_AMOUNT}(?![^\W_]))*"
+        r"(?:(?<=[%‰])|(?![^\W_]))"  # "100%" in "100%ig"
     ),
     "currency": r"[$€£¥₹₽₩](?!\w)",
     "symbol": f"[{_SYMBOLS}]+",

@@ -84,7 +84,7 @@ def _period_ends_sentence(word: str, following: str) -> bool:
         return len(word) > _ORDINAL_DIGITS or following.lower() in _STARTERS
     if len(word) == 1 and word.isalpha():  # an initial, or part of "z. B."
         return False
-    if lower.rpartition("-")[2] in _TITLES:  # Dipl.-Ing. too
+    if lower.rpartition("-")[2] in _TITLES:  # also Dipl.-Ing.
         return False
     if following[:1].isdigit() and (lower in _BEFORE_NUMBERS or lower.endswith("str")):  # Bahnhofstr. 5
         return False

@@ -68,9 +68,8 @@ class SourceReader:
     ) -> None:
         self._tokenizer, self._profile, self.copies = tokenizer, profile, copies
         self.max_tokens = min(max_tokens, profile.max_tokens or max_tokens)
-        self._unknown_marks: dict[
-            str, bool
-        ] = {}  # for each punctuation mark, whether the vocabulary lacks it
+        # for each punctuation mark, whether the vocabulary lacks it
+        self._unknown_marks: dict[str, bool] = {}
 
     def read(self, text: str, terms: Terms | None = None) -> SourceLine:
         """Split a line into parts and protect text to copy.
@@ -79,7 +78,7 @@ class SourceReader:
         """
         plain, tags = strip_tags(_remove_controls(text))
         spans = find_spans(plain, self._profile.unprotected)
-        starts, markers, sentences = self._split(plain, spans, tags)
+        starts, markers, sentences = self._split_line(plain, spans, tags)
         spans = merge_spans([*spans, *markers]) if markers else spans
         ranges = split_words(plain, spans)
         words = [plain[start:stop] for start, stop in ranges]
@@ -102,16 +101,17 @@ class SourceReader:
         parts = [self._whole(plain, ranges, spans, 0, "", None)[0]] if ranges else []
         return SourceLine(text, words, ranges, tags, parts, 1)
 
-    def _split(
+    def _split_line(
         self, text: str, spans: Sequence[Span], tags: Sequence[Tag]
     ) -> tuple[list[int], list[Span], int]:
         """Return the start of each part of a line, the list markers, and the number of sentences.
 
-        Cells, list items and block elements are separate parts; separators and markers are copied as parts
-        of their own.
+        Cells, list items and block elements are separate parts. Each separator or marker is also a part, to
+        be copied.
         """
         bounds = _segment_bounds(text, spans, tags)
-        starts, markers, sentences = [0], list[Span](), 0
+        markers: list[Span] = []
+        starts, sentences = [0], 0
         for start, stop in zip([0, *bounds], [*bounds, len(text)], strict=True):
             segment = text[start:stop]
             inside = [
@@ -132,16 +132,16 @@ class SourceReader:
     def _part_starts(self, text: str, start: int, ends: Sequence[int]) -> list[int]:
         """Return the start of each part of a segment; none has more sentences or tokens than a training line.
 
-        start: of the segment. ends: of its sentences.
+        start: where the segment begins. ends: where its sentences end.
         """
         if len(ends) <= self._profile.max_sentences and (len(ends) <= 1 or not self._profile.max_tokens):
             return [start]
-        begins = [start, *ends[:-1]]
-        sentences = [text[first:stop] for first, stop in zip(begins, ends, strict=True)]
+        sentence_starts = [start, *ends[:-1]]
+        sentences = [text[first:stop] for first, stop in zip(sentence_starts, ends, strict=True)]
         lengths = [len(ids) for ids in self._tokenizer.encode_batch(sentences)]
         starts, sentence = [], 0
         for count in group_sentences(lengths, self._profile.max_sentences, self.max_tokens):
-            starts.append(begins[sentence])
+            starts.append(sentence_starts[sentence])
             sentence += count
         return starts
 
@@ -173,9 +173,7 @@ class SourceReader:
     ) -> list[SourcePart]:
         """Return the parts of a sentence: one, unless it is too long for the model."""
         whole, by_word, found_terms = self._whole(text, ranges, spans, first_word, separator, terms)
-        if len(whole.ids) <= self.max_tokens:
-            return [whole]
-        if not whole.has_text:
+        if len(whole.ids) <= self.max_tokens or not whole.has_text:
             return [whole]
         if self.copies:
             return _split(whole, self.max_tokens)
@@ -440,14 +438,14 @@ def _spans_by_word(
 
 
 def _with_brackets(word: str, first: int, last: int) -> tuple[int, int]:
-    """Return a range of characters of a word together with the brackets or quotes around it."""
+    """Extend a range of characters of a word by the brackets or quotes around it, if there are any."""
     if first and _BRACKETS.get(word[first - 1]) == word[last : last + 1]:
         return first - 1, last + 1
     return first, last
 
 
 def _segment_bounds(text: str, spans: Sequence[Span], tags: Sequence[Tag]) -> list[int]:
-    """Return the positions between cells, list items and block elements; separators are also segments."""
+    """Return the positions between cells, list items and block elements, and around separators."""
     separators = [
         match
         for match in _SEPARATOR.finditer(text)

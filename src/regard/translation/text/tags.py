@@ -21,7 +21,7 @@ OPAQUE = (
     "template",
     "pre",
 )  # elements whose content is not translated
-# other elements that their author excluded from translation, up to the first end tag
+# elements with translate="no" or the class notranslate, up to the first end tag
 EXCLUDED = (
     r"<(?P<excluded>[A-Za-z][\w:-]*)(?=\s)[^<>]*?\s(?:translate\s*=\s*[\"']?no\b|class\s*=\s*[\"']?[^\"'<>]*?\bnotranslate\b)"
     r"[^<>]*(?<!/)>.*?</(?P=excluded)\s*>"
@@ -78,7 +78,8 @@ class Tag(NamedTuple):
     """A tag in a line: its text, and its position in the text without tags.
 
     space_before, space_after: whether the tag follows or precedes whitespace.
-    encloses_punctuation: whether it follows punctuation, or no text follows it.
+    encloses_punctuation: whether punctuation before it stays before it: it follows punctuation, no text
+        follows it, or it `separates` and no punctuation follows it.
     pair: n for the start tag and −n for the end tag of the nth Markdown element; 0 for other tags. Brackets
         and quotes directly around an element or its content, as in (<b>Mann</b>), are also such a pair.
     in_brackets: whether it directly follows an opening bracket; for an end tag, whether it precedes a closing
@@ -156,11 +157,10 @@ def strip_tags(text: str) -> tuple[str, list[Tag]]:
         )
         if tag.separates and not text.startswith(tuple(_PUNCTUATION), last):
             tag = tag._replace(encloses_punctuation=True)
-        joins = not previous.isspace() and not text.startswith(tuple(_PUNCTUATION), last)
-        if tag.name in _SEPARATORS and joins and not tag.space_after:
-            plain.append(" ")
-            previous, size = " ", size + 1
-            tag = tag if tag.closes else tag._replace(position=size)
+            if not previous.isspace() and not tag.space_after:
+                plain.append(" ")
+                previous, size = " ", size + 1
+                tag = tag if tag.closes else tag._replace(position=size)
         tags.append(tag)
     stripped = "".join([*plain, text[last:]])
     end = len(stripped.rstrip())

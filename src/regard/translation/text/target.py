@@ -77,10 +77,8 @@ class TargetPart(NamedTuple):
         generated = merge(self.decoded.source, self.segmentation, weights)
         if [word.position for word in self.words] == [*range(len(generated))] and not self.copies:
             return generated
-        zeros = numpy.zeros_like(
-            generated, shape=(1, generated.shape[1])
-        )  # for words that were not generated
-        generated = numpy.concatenate([generated, zeros])
+        # a last row of zeros, for words that were not generated
+        generated = numpy.pad(generated, ((0, 1), (0, 0)))
         copied = [
             word.copied if word.position is None else self.copies.get(word.position, word.copied)
             for word in self.words

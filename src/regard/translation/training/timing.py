@@ -131,7 +131,9 @@ def tokens_per_second(config: TranslationConfig, length: int) -> float:
         torch.manual_seed(0)
         model = config.model.build(size if config.tokens.shared else (size, size))
         source, target = (Packed.of(torch.randint(size, (count, length)).tolist()) for _ in range(2))
-    diagonal = torch.arange(max(length - 2, 0)).repeat(2, 1).T  # without the start and end tokens
+    diagonal = (
+        torch.arange(max(length - 2, 0)).repeat(2, 1).T
+    )  # links equal positions, except the start and end tokens
     batch = Batch(source, target, (diagonal,) * count if config.model.kind == "transformer" else ())
     objective, optimizer = Objective(model, training), create_optimizer(training, model.parameters())
 
