@@ -149,7 +149,7 @@ def _read_arrays(folder: Path, config: ModelConfig, tokens: TokenizerPair) -> di
             if any(part.get_dtype() != "F32" for part in slices.values()):
                 return None
             arrays = {name: file.get_tensor(name) for name in names}
-            sums = json.loads((file.metadata() or {}).get(TENSOR_CHECKSUMS, "{}"))
+            sums = read_checksums(file.metadata() or {})
     except SafetensorError:
         return None
     digest = TensorDigest()
@@ -160,6 +160,14 @@ def _read_arrays(folder: Path, config: ModelConfig, tokens: TokenizerPair) -> di
     if sums.get(CHECKSUM) != digest.hexdigest() or mismatched_vocabulary(sums, tokens):
         return None
     return arrays
+
+
+def read_checksums(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Return the checksums in the metadata of model.safetensors; raise ValueError if they are not valid."""
+    sums = json.loads(metadata.get(TENSOR_CHECKSUMS, "{}"))
+    if not isinstance(sums, dict):
+        raise ValueError(f"the metadata of {MODEL} has no valid {TENSOR_CHECKSUMS!r}")
+    return sums
 
 
 def token_files(shared: bool) -> tuple[str, str]:

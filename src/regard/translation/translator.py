@@ -13,7 +13,7 @@ import numpy
 from regard._util.checks import check_sentences, check_type
 from regard._util.text import shorten
 from regard.errors import ArgumentError, DTypeError
-from regard.models.configs import Precision
+from regard.models.configs import Precision, check_precision
 from regard.translation.alignment.alignment import Alignment, Array, check_size, to_array
 from regard.translation.alignment.alignment_head import AlignmentHead
 from regard.translation.decoding.hypothesis import Hypothesis
@@ -490,6 +490,8 @@ def load_translator(
     Traceback (most recent call last):
     regard.errors.ArgumentError: 'no/such/folder' does not exist. ...
     """
+    if dtype is not None:
+        check_precision(dtype)
     if is_pretrained(folder):
         from regard.translation.pretrained.loader import read_pretrained
         from regard.translation.pretrained.translator import PretrainedTranslator  # imports this module
