@@ -217,7 +217,7 @@ def test_missing_files_are_an_error(tmp_path):
 def test_invalid_checksums_are_an_error(checksums, tmp_path):
     folder = folders.write(tmp_path / "model")
     save_file(load_file(folder / MODEL), folder / MODEL, {TENSOR_CHECKSUMS: checksums})
-    with pytest.raises(ArgumentError, match="is corrupted .*has no valid 'checksums'"):
+    with pytest.raises(ArgumentError, match=r"is corrupted .*has no valid 'checksums'"):
         load_translator(folder)
 
 
