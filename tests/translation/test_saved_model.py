@@ -140,6 +140,25 @@ def test_a_changed_model_is_used(tmp_path):
     assert translator.translate(SENTENCES[0])[0].score != pytest.approx(before)
 
 
+@pytest.mark.parametrize("dtype", [None, "int8"])
+def test_a_model_that_is_assigned_is_used(dtype, tmp_path):
+    translator = load_translator(folders.write(tmp_path / "model"), dtype=dtype)
+    other = load_translator(folders.write(tmp_path / "other", seed=1))
+    translator.model = other.model
+    assert translator.model is other.model
+    assert_equal(translator.translate(SENTENCES), other.translate(SENTENCES))
+
+
+def test_a_model_built_in_inference_mode_can_be_trained(tmp_path):
+    translator = load_translator(folders.write(tmp_path / "model"))
+    with torch.inference_mode():
+        translator.translate(SENTENCES, confidence=True)
+        model = translator.model
+    assert not any(parameter.is_inference() for parameter in model.parameters())
+    model.hidden(torch.tensor([[5, 2]]), torch.tensor([[1, 6]])).sum().backward()
+    assert model.embedding.weight.grad is not None
+
+
 @pytest.mark.parametrize(
     "more",
     [

@@ -82,12 +82,13 @@ class SavedModel(NamedTuple):
         from regard.models.inference.quantization import quantize
         from regard.models.parameters import meta_device
 
-        with meta_device():
-            model = self.config.build(self.tokens.sizes())
-        parameters = {name: torch.from_numpy(array) for name, array in self.transformer.arrays.items()}
-        model.load_state_dict(parameters, assign=True)
-        model.eval()
-        return quantize(model, "int8") if self.transformer.int8 else model
+        with torch.inference_mode(False):  # the caller may be in inference mode; the model can be trained
+            with meta_device():
+                model = self.config.build(self.tokens.sizes())
+            parameters = {name: torch.from_numpy(array) for name, array in self.transformer.arrays.items()}
+            model.load_state_dict(parameters, assign=True)
+            model.eval()
+            return quantize(model, "int8") if self.transformer.int8 else model
 
 
 class SavedFolder(NamedTuple):

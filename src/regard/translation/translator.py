@@ -107,6 +107,11 @@ class Translator:
                     self._model = self._saved.to_torch()
         return self._model
 
+    @model.setter
+    def model(self, model: "Seq2Seq") -> None:
+        self._model = model
+        self.__dict__.pop("_attends", None)
+
     @cached_property
     def domain(self) -> Domain | None:
         """The expected words and scores; None for a translator that does not come from a model folder."""
