@@ -1,12 +1,14 @@
 """Translation without torch: the same results, and the same errors, as with the model in torch."""
 
 import copy
+import gc
 import json
 import pickle
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -147,6 +149,15 @@ def test_a_model_that_is_assigned_is_used(dtype, tmp_path):
     translator.model = other.model
     assert translator.model is other.model
     assert_equal(translator.translate(SENTENCES), other.translate(SENTENCES))
+
+
+def test_the_saved_parameters_are_freed_when_the_model_is_built(tmp_path):
+    translator = load_translator(folders.write(tmp_path / "model"), dtype="int8")
+    transformer = weakref.ref(translator._saved.transformer)
+    translator.translate(SENTENCES)
+    assert translator.model
+    gc.collect()
+    assert transformer() is None
 
 
 def test_a_model_built_in_inference_mode_can_be_trained(tmp_path):

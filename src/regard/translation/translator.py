@@ -105,11 +105,12 @@ class Translator:
                 if self._model is None:
                     assert self._saved is not None
                     self._model = self._saved.to_torch()
+                    self._saved = None  # frees its memory
         return self._model
 
     @model.setter
     def model(self, model: "Seq2Seq") -> None:
-        self._model = model
+        self._model, self._saved = model, None
         self.__dict__.pop("_attends", None)
 
     @cached_property
@@ -308,8 +309,9 @@ class Translator:
 
         sources: token ids with special tokens. phrases, max_unknown: see `Constraints`.
         """
-        if self._model is None and self._saved is not None and not any(phrases):
-            hypotheses = self._saved.search(
+        saved = self._saved  # read once: another thread may build the model
+        if saved is not None and not any(phrases):
+            hypotheses = saved.search(
                 sources, strategy, limits, attention_layer=layer, max_unknown=max_unknown
             )
             if hypotheses is not None:
