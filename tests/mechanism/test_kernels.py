@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -22,6 +23,7 @@ import regard
 from regard.mechanism import fused
 from regard.mechanism.call.arguments import Call, Layout, prepare
 from regard.mechanism.call.problem import Problem, ProblemConfig, empty_results
+from regard.mechanism.kernels import beam_search
 from regard.mechanism.normalizers import Softmax
 from regard.mechanism.scores import Prepared, ScaledDot
 from tests.cases import NORMALIZERS, Case, Shape, crossed, instruction_set, leaves, looped, upstream
@@ -189,6 +191,17 @@ print("parent", all(torch.equal(a, b) for a, b in zip(before, work())))
 def test_a_forked_child_computes_and_ends():
     done = run_fresh(FORK)
     assert done.stdout.splitlines() == ["child 0", "parent True"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"), [("3", 3), ("3,2", 3), (" 3 ", 3), ("0", None), ("٣", None), ("9" * 30, None)]
+)
+def test_threads_without_torch_are_those_of_openmp(setting, expected, monkeypatch):
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setenv("OMP_NUM_THREADS", "")
+    default = beam_search.count_threads()
+    monkeypatch.setenv("OMP_NUM_THREADS", setting)
+    assert beam_search.count_threads() == (expected or default)
 
 
 MEMORY = """

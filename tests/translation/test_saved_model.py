@@ -1,10 +1,15 @@
 """Translation without torch: the same results, and the same errors, as with the model in torch."""
 
 import copy
+import gc
 import json
 import pickle
 import subprocess
 import sys
+import threading
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy
@@ -16,12 +21,14 @@ from regard.errors import ArgumentError
 from regard.mechanism import fused
 from regard.models import Transformer, TransformerConfig, quantize
 from regard.models.configs import TransformerSettings
+from regard.models.inference import saved_transformer
 from regard.models.inference.saved_transformer import SavedTransformer, expected_shapes
 from regard.models.layers.int8_packing import pack_int8
 from regard.models.layers.linear import Int8Linear
 from regard.translation import Beam, Greedy, Sample, load_translator
+from regard.translation.alignment.alignment_head import AlignmentHead
 from regard.translation.model_folder import MODEL
-from regard.translation.saved_model import read_saved_model
+from regard.translation.saved_model import TENSOR_CHECKSUMS, read_saved_model
 from tests.translation import folders
 
 pytestmark = pytest.mark.skipif(not fused.available(), reason="needs the kernels")
@@ -135,6 +142,34 @@ def test_a_changed_model_is_used(tmp_path):
     assert translator.translate(SENTENCES[0])[0].score != pytest.approx(before)
 
 
+@pytest.mark.parametrize("dtype", [None, "int8"])
+def test_a_model_that_is_assigned_is_used(dtype, tmp_path):
+    translator = load_translator(folders.write(tmp_path / "model"), dtype=dtype)
+    other = load_translator(folders.write(tmp_path / "other", seed=1))
+    translator.model = other.model
+    assert translator.model is other.model
+    assert_equal(translator.translate(SENTENCES), other.translate(SENTENCES))
+
+
+def test_the_saved_parameters_are_freed_when_the_model_is_built(tmp_path):
+    translator = load_translator(folders.write(tmp_path / "model"), dtype="int8")
+    transformer = weakref.ref(translator._saved.transformer)
+    translator.translate(SENTENCES)
+    assert translator.model
+    gc.collect()
+    assert transformer() is None
+
+
+def test_a_model_built_in_inference_mode_can_be_trained(tmp_path):
+    translator = load_translator(folders.write(tmp_path / "model"))
+    with torch.inference_mode():
+        translator.translate(SENTENCES, confidence=True)
+        model = translator.model
+    assert not any(parameter.is_inference() for parameter in model.parameters())
+    model.hidden(torch.tensor([[5, 2]]), torch.tensor([[1, 6]])).sum().backward()
+    assert model.embedding.weight.grad is not None
+
+
 @pytest.mark.parametrize(
     "more",
     [
@@ -205,6 +240,50 @@ def test_missing_files_are_an_error(tmp_path):
     (folder / "config.json").write_text(json.dumps(config | {"format": "regard translator 1"}))
     with pytest.raises(ArgumentError, match="older version"):
         load_translator(folder)
+
+
+@pytest.mark.parametrize("checksums", ["[]", "5", "null"])
+def test_invalid_checksums_are_an_error(checksums, tmp_path):
+    folder = folders.write(tmp_path / "model")
+    save_file(load_file(folder / MODEL), folder / MODEL, {TENSOR_CHECKSUMS: checksums})
+    with pytest.raises(ArgumentError, match=r"is corrupted .*has no valid 'checksums'"):
+        load_translator(folder)
+
+
+def test_an_unknown_dtype_is_an_error(tmp_path):
+    folder = folders.write(tmp_path / "model")
+    for dtype in ("int4", "", torch.float32):
+        with pytest.raises(ArgumentError, match="choose one of float32, bfloat16, int8"):
+            load_translator(folder, dtype=dtype)
+
+
+@pytest.mark.parametrize("heads", [(9,), (0, 9)])
+@pytest.mark.parametrize("shift", ["input", "output"])
+def test_an_alignment_head_that_does_not_exist_is_an_error(heads, shift, tmp_path):
+    translator = load_translator(folders.write(tmp_path / "model"))
+    translator.alignment_head = AlignmentHead(0, heads, shift)
+    with pytest.raises(ArgumentError, match="Head 9 is out of range: the layer has 2 heads"):
+        translator.translate(SENTENCES, alignment=True)
+
+
+def test_threads_use_the_same_int8_weights(tmp_path, monkeypatch):
+    transformer = load_translator(folders.write(tmp_path / "model"), dtype="int8")._saved.transformer
+    start = threading.Barrier(4)
+
+    def slow(weight):
+        time.sleep(0.001)
+        return pack_int8(weight)
+
+    def read(_):
+        start.wait(60)
+        return transformer.read_parameters(9, 9)
+
+    monkeypatch.setattr(saved_transformer, "pack_int8", slow)
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(read, range(4)))
+    for parameters in results:
+        assert parameters.kept[1] is transformer._packed
+        assert parameters.numbers[:20] == results[0].numbers[:20]
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])

@@ -82,12 +82,13 @@ class SavedModel(NamedTuple):
         from regard.models.inference.quantization import quantize
         from regard.models.parameters import meta_device
 
-        with meta_device():
-            model = self.config.build(self.tokens.sizes())
-        parameters = {name: torch.from_numpy(array) for name, array in self.transformer.arrays.items()}
-        model.load_state_dict(parameters, assign=True)
-        model.eval()
-        return quantize(model, "int8") if self.transformer.int8 else model
+        with torch.inference_mode(False):  # the caller may be in inference mode; the model can be trained
+            with meta_device():
+                model = self.config.build(self.tokens.sizes())
+            parameters = {name: torch.from_numpy(array) for name, array in self.transformer.arrays.items()}
+            model.load_state_dict(parameters, assign=True)
+            model.eval()
+            return quantize(model, "int8") if self.transformer.int8 else model
 
 
 class SavedFolder(NamedTuple):
@@ -151,7 +152,7 @@ def _read_arrays(folder: Path, config: ModelConfig, tokens: TokenizerPair) -> di
             if any(part.get_dtype() != "F32" for part in slices.values()):
                 return None
             arrays = {name: file.get_tensor(name) for name in names}
-            sums = json.loads((file.metadata() or {}).get(TENSOR_CHECKSUMS, "{}"))
+            sums = read_checksums(file.metadata() or {})
     except SafetensorError:
         return None
     digest = TensorDigest()
@@ -162,6 +163,14 @@ def _read_arrays(folder: Path, config: ModelConfig, tokens: TokenizerPair) -> di
     if sums.get(CHECKSUM) != digest.hexdigest() or mismatched_vocabulary(sums, tokens):
         return None
     return arrays
+
+
+def read_checksums(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Return the checksums in the metadata of model.safetensors; raise ValueError if they are not valid."""
+    sums = json.loads(metadata.get(TENSOR_CHECKSUMS, "{}"))
+    if not isinstance(sums, dict):
+        raise ValueError(f"the metadata of {MODEL} has no valid {TENSOR_CHECKSUMS!r}")
+    return sums
 
 
 def token_files(shared: bool) -> tuple[str, str]:

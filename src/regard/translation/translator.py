@@ -13,7 +13,7 @@ import numpy
 from regard._util.checks import check_sentences, check_type
 from regard._util.text import shorten
 from regard.errors import ArgumentError, DTypeError
-from regard.models.configs import Precision
+from regard.models.configs import Precision, check_precision
 from regard.translation.alignment.alignment import Alignment, Array, check_size, to_array
 from regard.translation.alignment.alignment_head import AlignmentHead
 from regard.translation.decoding.hypothesis import Hypothesis
@@ -105,7 +105,13 @@ class Translator:
                 if self._model is None:
                     assert self._saved is not None
                     self._model = self._saved.to_torch()
+                    self._saved = None  # frees its memory
         return self._model
+
+    @model.setter
+    def model(self, model: "Seq2Seq") -> None:
+        self._model, self._saved = model, None
+        self.__dict__.pop("_attends", None)
 
     @cached_property
     def domain(self) -> Domain | None:
@@ -303,8 +309,9 @@ class Translator:
 
         sources: token ids with special tokens. phrases, max_unknown: see `Constraints`.
         """
-        if self._model is None and self._saved is not None and not any(phrases):
-            hypotheses = self._saved.search(
+        saved = self._saved  # read once: another thread may build the model
+        if saved is not None and not any(phrases):
+            hypotheses = saved.search(
                 sources, strategy, limits, attention_layer=layer, max_unknown=max_unknown
             )
             if hypotheses is not None:
@@ -490,6 +497,8 @@ def load_translator(
     Traceback (most recent call last):
     regard.errors.ArgumentError: 'no/such/folder' does not exist. ...
     """
+    if dtype is not None:
+        check_precision(dtype)
     if is_pretrained(folder):
         from regard.translation.pretrained.loader import read_pretrained
         from regard.translation.pretrained.translator import PretrainedTranslator  # imports this module

@@ -1,7 +1,10 @@
+import copy
 import json
+import pickle
 import random
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from hypothesis import given
@@ -350,3 +353,41 @@ def test_gold_links_that_do_not_fit_are_rejected(letters):
         match=r"Gold link 1-1 of pair 0 is out of range: .* 1 source and 1 target words.*index_base=1",
     ):
         select_alignment_head(model, letters, [("a", "b")], [frozenset({(1, 1)})])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_threshold_is_rounded_like_the_weights(dtype):
+    alignment = Alignment(("ein", "Hund"), ("a",), torch.tensor([[0.7, 0.2]], dtype=dtype))
+    assert alignment.links(0.7) == {(0, 0)}
+    assert alignment.links(0.2) == {(0, 0), (1, 0)}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("change", ["read-only", "reversed", "big-endian", "repeated", "ordinary"])
+def test_every_layout_of_an_array_becomes_a_tensor(change):
+    array = numpy.array([[0.75, 0.25], [0.75, 0.25]], numpy.float32)
+    if change == "read-only":
+        array.setflags(write=False)
+    elif change == "reversed":
+        array = array[::-1, ::-1][:, ::-1]
+    elif change == "big-endian":
+        array = array.astype(">f4")
+    elif change == "repeated":
+        array = numpy.broadcast_to(array[0], (2, 2))
+    alignment = Alignment(("ein", "Hund"), ("a", "dog"), array)
+    assert alignment.weights.tolist() == [[0.75, 0.25], [0.75, 0.25]]
+    assert alignment.weights is alignment.weights
+
+
+@pytest.mark.parametrize("copied", [lambda x: x, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float32])
+def test_links_follow_changed_weights(dtype, copied):
+    weights = torch.tensor([[0.75, 0.25]])
+    alignment = Alignment(("ein", "Hund"), ("a",), weights.numpy() if dtype is None else weights.to(dtype))
+    assert alignment.weights.shape == (1, 2)
+    assert alignment.to_pharaoh() == "0-0"
+    alignment = copied(alignment)
+    alignment.weights[0, 0] = 0
+    assert alignment.to_pharaoh() == "1-0"
+    with pytest.raises(AttributeError):
+        alignment.weights = weights

@@ -15,6 +15,7 @@ _VALUES = {
     "--beam": ("beam", int),
     "--dtype": ("dtype", str),
 }
+_MAX_DIGITS = 9  # of numbers; int() rejects thousands of digits
 _FLAGS = {"--alignment": "alignment", "--scores": "scores", "--json": "as_json"}
 
 
@@ -52,6 +53,6 @@ def _read_option(argument: str, remaining: Iterator[str]) -> tuple[str | None, A
     value = next(remaining, None)
     if value is None or (value.startswith("-") and value != "-"):
         return None, None
-    if kind is int and not (value.isascii() and value.isdecimal()):
+    if kind is int and not (value.isascii() and value.isdecimal() and len(value) <= _MAX_DIGITS):
         return None, None
     return name, kind(value)

@@ -6,6 +6,8 @@ from typing import Any
 
 from regard.mechanism.kernels.library import KERNELS
 
+_MAX_DIGITS = 10  # OpenMP ignores a number of threads that does not fit in 32 bits
+
 
 def available() -> bool:
     """Whether the kernels are compiled and loaded."""
@@ -22,8 +24,8 @@ def count_threads() -> int:
     torch = sys.modules.get("torch")
     if hasattr(torch, "get_num_threads"):  # not while torch is being imported
         return int(torch.get_num_threads())  # type: ignore[union-attr]
-    setting = os.environ.get("OMP_NUM_THREADS", "")
-    if setting.isdecimal() and int(setting):
+    setting = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # "4,2" is for nested regions
+    if setting.isascii() and setting.isdecimal() and len(setting) < _MAX_DIGITS and int(setting):
         return int(setting)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

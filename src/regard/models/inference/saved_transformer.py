@@ -4,6 +4,7 @@ Importing torch takes longer than translating a sentence.
 """
 
 import math
+import threading
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any, Literal
@@ -17,6 +18,7 @@ from regard.models.layers.int8_packing import COLUMNS, Array, pack_int8, pad_col
 _MIN_TABLE = 128  # positions in the smallest table
 _LINEAR_WEIGHTS = (".in_proj.weight", ".out_proj.weight")
 _BASE = 10_000.0  # as in SinusoidalPositions
+_PACKING = threading.Lock()  # since Python 3.12, two threads may compute a cached_property at once
 
 
 class SavedTransformer:
@@ -122,15 +124,16 @@ class SavedTransformer:
             settings.layers,
             settings.norm_first,
         )
-        numbers = [
-            *stack_numbers("encoder", sizes, self, cross=False),
-            *stack_numbers("decoder", sizes, self, cross=True),
-        ]
-        if self.int8:
-            packed, scales, _ = self._packed[""]
-            output = _address(packed), _address(scales), 0
-        else:
-            output = _address(self._output), 0, 0
+        with _PACKING:  # the addresses must be those of the weights that are kept
+            numbers = [
+                *stack_numbers("encoder", sizes, self, cross=False),
+                *stack_numbers("decoder", sizes, self, cross=True),
+            ]
+            if self.int8:
+                packed, scales, _ = self._packed[""]
+                output = _address(packed), _address(scales), 0
+            else:
+                output = _address(self._output), 0, 0
         scale = math.sqrt(settings.width) if settings.scale_embedding else 1.0
         return numbers, output, (settings.eps, scale, settings.eps, scale)
 

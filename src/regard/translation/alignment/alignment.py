@@ -4,7 +4,6 @@ token weights → word weights (`merge`) → soft: `weights`; hard: `links`; bot
 """
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -59,16 +58,19 @@ class Alignment:
         """Create a word alignment from token weights with `merge`."""
         return cls(source.words, target.words, merge(source, target, to_array(weights)))
 
-    @cached_property
+    @property
     def weights(self) -> "Tensor":
         """The weights as a tensor, (target words, source words)."""
-        if not isinstance(self._given, numpy.ndarray):
-            return self._given
-        import torch
+        given = self._given
+        if isinstance(given, numpy.ndarray):
+            import torch
 
-        return torch.from_numpy(self._given)
+            if not given.dtype.isnative or not given.flags.writeable or min(given.strides) < 0:
+                given = given.astype(given.dtype.newbyteorder("="), order="C")  # as torch requires
+            self._given = given = torch.from_numpy(given)
+        return given
 
-    @cached_property
+    @property
     def _array(self) -> Array:
         return to_array(self._given)
 
@@ -79,7 +81,7 @@ class Alignment:
         """
         check_threshold(threshold)
         if threshold is not None:
-            rows, columns = (self._array >= threshold).nonzero()
+            rows, columns = to_array(self._given >= threshold).nonzero()  # in the precision of the weights
             return frozenset(zip(columns.tolist(), rows.tolist(), strict=True))
         return frozenset((source, row) for row, source in enumerate(self.argmax()) if source is not None)
 

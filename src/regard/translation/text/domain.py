@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from regard._util.text import shorten
+from regard.errors import ArgumentError
 from regard.translation.text.profile import TextProfile
 from regard.translation.text.protected_spans import find_spans
 
@@ -58,7 +59,13 @@ class Domain(NamedTuple):
             words = _TrainingWords(profile)
         if calibration is None:
             return cls(words, _FALLBACK, _FALLBACK_UNSEEN, translated=profile.unprotected)
-        lowest, unseen = float(calibration["lowest"]), float(calibration["unseen"])
+        try:
+            lowest, unseen = float(calibration["lowest"]), float(calibration["unseen"])
+        except (LookupError, TypeError, ValueError, OverflowError):
+            raise ArgumentError(
+                f"The calibration in config.json is {shorten(str(calibration))}; it must have two numbers, "
+                "'lowest' and 'unseen'. Copy the model folder again, or remove 'calibration' from the file."
+            ) from None
         return cls(words, lowest, unseen, 1.0, profile.unprotected)
 
     def unseen_words(self, source: str) -> tuple[list[str], float]:

@@ -44,6 +44,8 @@ class DecodedPart(NamedTuple):
         if weights is None or not (finished or head.shift == "output"):
             return None
         if head.heads is not None:
+            if max(head.heads) >= len(weights):
+                return None  # computing them is an error
             weights = weights[head.heads[0]] if len(head.heads) == 1 else weights[list(head.heads)]
         matrix = weights if weights.ndim == 2 else weights.mean(0)
         target, source = len(self.hypothesis.tokens), len(self.source.ids)

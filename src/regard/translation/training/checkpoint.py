@@ -47,6 +47,7 @@ from regard.translation.pretrained.origin import build_model, origin_checksums, 
 from regard.translation.saved_model import (
     TENSOR_CHECKSUMS,
     mismatched_vocabulary,
+    read_checksums,
     read_vocabularies,
     token_files,
 )
@@ -91,7 +92,7 @@ def load_model(folder: str | os.PathLike[str]) -> LoadedModel:
         with meta_device():  # allocates no memory until the sizes are checked
             model = build_model(config, tokens)
         parameters = read_parameters(path / MODEL, model)
-        _check_parameters(parameters, json.loads(metadata.get(TENSOR_CHECKSUMS, "{}")), path, tokens)
+        _check_parameters(parameters, read_checksums(metadata), path, tokens)
         # float16 only saves space; CPUs compute in float32. bfloat16 has the range of float32 and is kept.
         if all(tensor.dtype == torch.float16 for tensor in parameters.values()):
             parameters = {name: tensor.float() for name, tensor in parameters.items()}
