@@ -1,5 +1,6 @@
 """The profile of a training text: its measurements, and rejection of corrupted files."""
 
+import hashlib
 import json
 
 import pytest
@@ -29,6 +30,14 @@ def test_files(tmp_path):
     profile.save(tmp_path / "text.json")
     assert TextProfile.load(tmp_path / "text.json") == profile
     values = json.loads((tmp_path / "text.json").read_text())
+    statistics = {name: value for name, value in values.items() if name not in ("format", "sha256")}
+    digest = hashlib.sha256(json.dumps(statistics, ensure_ascii=False, sort_keys=True).encode()).hexdigest()
+    for same in (
+        json.dumps(values, indent=2),
+        json.dumps({**values, "sha256": digest}),
+    ):  # or as written earlier
+        (tmp_path / "text.json").write_text(same)
+        assert TextProfile.load(tmp_path / "text.json") == profile
     for damaged in ({**values, "lines": -1}, {**values, "words": []}, {"format": values["format"]}, [], "x"):
         (tmp_path / "text.json").write_text(json.dumps(damaged))
         with pytest.raises(ArgumentError, match="is corrupted, or was written by another version"):

@@ -117,23 +117,22 @@ class TextProfile:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the statistics as JSON."""
-        values = asdict(self)
-        text = json.dumps(values, ensure_ascii=False, sort_keys=True)
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        write_atomic(
-            path, json.dumps({"format": FORMAT, "sha256": digest, **values}, ensure_ascii=False).encode()
-        )
+        content = _serialize(asdict(self))
+        write_atomic(path, _header(_sha256(content)) + content[1:])
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "TextProfile":
         """Read a file written by `save`."""
         try:
-            values = json.loads(read_regular(path, _MAX_BYTES))
+            text = read_regular(path, _MAX_BYTES)
+            values = json.loads(text)
             if values.pop("format") != FORMAT:
                 raise ValueError
             digest = values.pop("sha256")
-            text = json.dumps(values, ensure_ascii=False, sort_keys=True)
-            if hashlib.sha256(text.encode()).hexdigest() != digest:
+            header = _header(digest)
+            content = b"{" + text[len(header) :] if text.startswith(header) else _serialize(values)
+            # earlier versions computed the checksum of sorted keys
+            if _sha256(content) != digest and _sha256(_serialize(values, sort_keys=True)) != digest:
                 raise ValueError
             return _from_dict(values)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
@@ -141,6 +140,19 @@ class TextProfile:
                 f"{os.fspath(path)!r} is corrupted, or was written by another version of regard. Copy "
                 "the model folder again, or delete this file to translate without training text statistics."
             ) from None
+
+
+def _serialize(values: Mapping[str, Any], *, sort_keys: bool = False) -> bytes:
+    return json.dumps(values, ensure_ascii=False, sort_keys=sort_keys).encode()
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _header(digest: object) -> bytes:
+    """Return the beginning of the file, up to the statistics."""
+    return json.dumps({"format": FORMAT, "sha256": digest})[:-1].encode() + b", "
 
 
 def _from_dict(values: Mapping[str, Any]) -> TextProfile:

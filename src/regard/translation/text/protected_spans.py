@@ -7,6 +7,7 @@ or `§ 5`, between groups of digits, as in `10 000` or `+49 30 123456`, and in a
 import re
 import unicodedata
 from collections.abc import Collection, Sequence
+from functools import cache
 from typing import NamedTuple
 
 _EMOJI = (
@@ -116,7 +117,6 @@ _KINDS = {  # the first match wins
     # a row of equal marks, such as ---- or ====; also !!!!!!, but not ... or ???
     "rule": r"(?P<mark>[^\w\s.!?,;…])(?P=mark){2,}|_{3,}|(?P<end>[.!?,…])(?P=end){5,}",
 }
-_PATTERN = re.compile("|".join(f"(?P<{name}>{pattern})" for name, pattern in _KINDS.items()), re.IGNORECASE)
 # every span contains one of these; a line without them needs no further search
 _TRIGGER = re.compile(
     rf"[\d@#{{%&$€£¥₹₽₩`\\_={_SYMBOLS}]|{_DIGIT}|:[/:\w]|www\.|/[\w.-]+/|[~.]/|\[\[|->|\(\)"
@@ -145,6 +145,12 @@ class Span(NamedTuple):
         return text[self.start : self.stop]
 
 
+@cache
+def _pattern() -> re.Pattern[str]:
+    """Return the pattern of all spans. Compiling it takes as long as translating a short sentence."""
+    return re.compile("|".join(f"(?P<{name}>{kind})" for name, kind in _KINDS.items()), re.IGNORECASE)
+
+
 def find_spans(text: str, unprotected: Collection[str] = ()) -> list[Span]:
     """Return the spans to copy from a text, in order.
 
@@ -158,8 +164,8 @@ def find_spans(text: str, unprotected: Collection[str] = ()) -> list[Span]:
     spans: list[Span] = []
     if not _TRIGGER.search(text):
         return spans
-    position = 0
-    while match := _PATTERN.search(text, position):
+    pattern, position = _pattern(), 0
+    while match := pattern.search(text, position):
         kind = match.lastgroup or ""
         start, stop = match.span()
         if kind in ("url", "domain", "path"):
