@@ -30,8 +30,10 @@ class ThreadChoice {
   void add(double seconds) {
     const bool on_all = all();
     seconds_[on_all] += seconds;
-    if (++step_ < period_) return;
-    const double mean = seconds_[all_] / (period_ - trial()), other = seconds_[!all_] / trial();
+    ++steps_[on_all];
+    const double mean = seconds_[all_] / steps_[all_], other = seconds_[!all_] / (steps_[!all_] ? steps_[!all_] : 1);
+    const bool hopeless = on_all != all_ && other > HOPELESS * mean;
+    if (++step_ < period_ && !hopeless) return;
     if (other < mean) {
       all_ = !all_;
       period_ = SHORTEST;
@@ -40,10 +42,14 @@ class ThreadChoice {
     }
     step_ = 0;
     seconds_[0] = seconds_[1] = 0;
+    steps_[0] = steps_[1] = 0;
   }
 
  private:
-  static constexpr int SHORTEST = 32, LONGEST = 1024;
+  static constexpr int SHORTEST = 16, LONGEST = 1024;
+  // A trial whose steps take this many times as long ends early: beside another process, a step on all threads can take
+  // a hundred times as long, because OpenMP's threads spin while they wait.
+  static constexpr double HOPELESS = 4;
 
   // Number of steps. A trial of all threads is longer, because they may by chance run undisturbed for one time slice.
   int trial() const { return all_ ? 2 : 12; }
@@ -51,6 +57,7 @@ class ThreadChoice {
   bool all_ = true;
   int period_ = SHORTEST, step_ = 0;
   double seconds_[2] = {};  // total in this period, on one thread and on all
+  int steps_[2] = {};       // number of steps, likewise
 };
 
 thread_local ThreadChoice thread_choice;  // kept between searches, because single sentences have few steps
